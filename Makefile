@@ -1,0 +1,50 @@
+# make reproduce   set up and run the whole laptop reproduction (preset tiny)
+# make watch       in another terminal: which cells run, step, reward, mismatch, time left
+# make test        set up what the tests need and run them
+# make help        all targets
+PYTHON ?= python3
+VENV ?= .venv
+CORES ?= $(shell getconf _NPROCESSORS_ONLN)
+SEEDS ?= 1
+PRESET ?= tiny
+RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet rules --config preset=$(PRESET) seeds=$(SEEDS)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+.PHONY: help setup reproduce ablations watch test lint bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: envs/cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r envs/cpu.txt
+	touch $@
+
+$(VENV)/.ready-test: envs/test.txt $(VENV)/.ready
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r envs/test.txt
+	touch $@
+
+# --nolock: a killed run leaves no lock to remove by hand; cells are guarded by their own leases in state/
+reproduce: setup
+	$(RUN)
+
+# make ablations   the other uncorrected rows and the rest of the Figure-1 reading as well
+ablations: setup
+	$(RUN) ablations=true
+
+watch: setup
+	$(VENV)/bin/python -m pipeline watch --preset $(PRESET)
+
+test: $(VENV)/.ready-test
+	$(VENV)/bin/python -m pytest
+
+# make lint        ruff and pyright
+lint: $(VENV)/.ready-test
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
+
+# make clean       remove results/$(PRESET) and state/$(PRESET)
+clean:
+	rm -rf results/$(PRESET) state/$(PRESET)

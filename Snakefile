@@ -1,0 +1,155 @@
+"""The reproduction as a DAG, in the order in which data flows. No logic: every rule calls `python -m pipeline`."""
+
+import os
+import sys
+
+from pipeline.artifacts import Layout
+from pipeline.config import load_settings
+from pipeline.dag import write_stage_settings
+
+settings = load_settings("config.yaml", config)
+paths = Layout(settings.preset)
+cells = settings.all_cells()
+write_stage_settings(settings, paths, cells)
+
+pipeline = f"{sys.executable} -m pipeline"
+CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
+FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
+RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
+SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
+
+
+wildcard_constraints:
+    method="[a-z0-9-]+",
+    lag="[0-9]+(-[0-9]+)?",
+    seed="[0-9]+",
+
+
+localrules:
+    reproduce,
+    collect,
+    table1,
+    figures,
+    diff,
+    report,
+
+
+rule reproduce:
+    input:
+        paths.results / "report.html",
+        paths.results / "table1.md",
+        paths.results / "diff.md",
+        expand(f"{paths.results}/figures/{{figure}}.png", figure=FIGURES),
+
+
+rule prepare:
+    input:
+        paths.settings("problems"),
+    output:
+        multiext(f"{paths.problems}/", "train.parquet", "evaluation.parquet", "scoring.parquet", "manifest.json"),
+    shell:
+        "{pipeline} prepare --settings {input} --out {paths.problems}"
+
+
+rule base_policy:
+    input:
+        settings=paths.settings("base_policy"),
+        problems=rules.prepare.output,
+    output:
+        multiext(f"{paths.base_policy}/", "config.json", "model.safetensors", "tokenizer.json", "generation_config.json"),
+    threads: settings.warm_start.threads
+    shell:
+        "{pipeline} base-policy --settings {input.settings} --problems {paths.problems} --out {paths.base_policy}"
+
+
+rule score_base:
+    input:
+        settings=paths.settings("score_base"),
+        problems=rules.prepare.output,
+        policy=rules.base_policy.output,
+    output:
+        f"{paths.base_policy}/evals.parquet",
+    shell:
+        "{pipeline} score-base --settings {input.settings} --problems {paths.problems} "
+        "--base-policy {paths.base_policy} --out {output}"
+
+
+rule train_cell:
+    input:
+        settings=f"{paths.state}/settings/cells/{{method}}/lag{{lag}}/seed{{seed}}.json",
+        problems=rules.prepare.output,
+        policy=rules.base_policy.output,
+    output:
+        run=f"{CELL}/run.json",
+        steps=f"{CELL}/steps.parquet",
+        evals=f"{CELL}/evals.parquet",
+    params:
+        state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
+        retrain="--retrain" if settings.retrain else "",
+    threads: settings.trainer.threads
+    shell:
+        "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
+        "--state {params.state} --out $(dirname {output.run}) {params.retrain}"
+
+
+rule score_cell:
+    input:
+        run=rules.train_cell.output.run,
+        problems=rules.prepare.output,
+    output:
+        f"{CELL}/scores.parquet",
+    shell:
+        "{pipeline} score-cell --run {input.run} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
+
+
+rule collect:
+    input:
+        settings=paths.settings("run"),
+        runs=RUNS,
+        scores=SCORES,
+        base=rules.score_base.output,
+    output:
+        f"{paths.results}/cells.parquet",
+    shell:
+        "{pipeline} collect --settings {input.settings}"
+
+
+rule table1:
+    input:
+        rules.collect.output,
+    output:
+        multiext(f"{paths.results}/table1", ".md", ".csv", ".tex"),
+    shell:
+        "{pipeline} table1 --settings {rules.collect.input.settings}"
+
+
+rule figures:
+    input:
+        rules.collect.output,
+    output:
+        expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "svg", "csv"]),
+    shell:
+        "{pipeline} figures --settings {rules.collect.input.settings}"
+
+
+rule diff:
+    input:
+        rules.collect.output,
+        "results/reference/claims.yaml",
+    output:
+        multiext(f"{paths.results}/diff", ".md", ".csv", ".json"),
+    shell:
+        "{pipeline} diff --settings {rules.collect.input.settings}"
+
+
+rule report:
+    input:
+        rules.collect.output,
+        rules.table1.output,
+        rules.figures.output,
+        rules.diff.output,
+    output:
+        f"{paths.results}/report.html",
+        f"{paths.results}/report.md",
+    shell:
+        "{pipeline} report --settings {rules.collect.input.settings}"

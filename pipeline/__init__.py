@@ -1,0 +1,17 @@
+"""Reproduction of "Stale but Stable" (arXiv 2607.18722): asynchronous RL with staleness-adaptive trust regions.
+
+One algorithm, two sets of engines. Data flows in the order of these modules, each an arrow of the DAG in the Snakefile:
+
+    problems/    problems as parquet, held-out ones apart           rule prepare
+    policy/      the Qwen3-MoE, its tokenizer, its warm start       rule base_policy
+    rollout/     engines, the schedule, graded batches              rule train_cell, with
+    grading/       what a response is worth
+    objective/     the 13 methods as one loss body
+    trainer/       one optimizer step
+    broadcast/     published versions of the weights
+    loop.py        the paper's algorithm box
+    evaluation/  scores of published versions                       rules score_base, score_cell
+    assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
+
+records.py holds what crosses the arrows, artifacts.py where it lies on disk, config.py what can be set; launch/ starts processes.
+"""

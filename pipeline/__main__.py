@@ -1,0 +1,103 @@
+"""The command line: `python -m pipeline STAGE ...`. The rules of the Snakefile call these stages; people may too.
+
+Each command imports what it needs when it runs, so that --help and the light stages start at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline import config
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+SettingsFile = Annotated[Path, typer.Option("--settings", help="The stage's resolved settings, written by snakemake.")]
+Problems = Annotated[Path, typer.Option(help="Folder with train.parquet, evaluation.parquet and scoring.parquet.")]
+BasePolicy = Annotated[Path, typer.Option(help="Folder of the base policy, as Hugging Face lays it out.")]
+Out = Annotated[Path, typer.Option(help="Where the results go.")]
+
+
+@app.command()
+def prepare(settings: SettingsFile, out: Out) -> None:
+    """Make the training, evaluation and scoring problems and their manifest."""
+    from pipeline.problems.prepare import prepare as run
+
+    run(config.read_settings(config.ProblemSettings, settings), out)
+
+
+@app.command()
+def base_policy(settings: SettingsFile, problems: Problems, out: Out) -> None:
+    """Build the base policy: a supervised warm start from scratch (presets tiny and rehearsal)."""
+    from pipeline.policy.warm_start import warm_start
+
+    read = config.read_settings(config.BasePolicySettings, settings)
+    warm_start(problems, read.warm_start, read.model, read.warm_start.seed, out)
+
+
+@app.command()
+def score_base(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out) -> None:
+    """Score the base policy on the held-out problems."""
+    from pipeline.evaluation.score import score_base as run
+
+    run(config.read_settings(config.CellSettings, settings), problems, base_policy, out)
+
+
+@app.command()
+def train_cell(
+    settings: SettingsFile,
+    problems: Problems,
+    base_policy: BasePolicy,
+    state: Annotated[Path, typer.Option(help="Folder for checkpoints and retained weights of this cell.")],
+    out: Out,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Set finished state aside and start again, also in preset full.")] = False,
+) -> None:
+    """Train one cell of the table by asynchronous RL; continues from its last checkpoint."""
+    from pipeline.launch.cell import train_cell as run
+
+    run(config.read_settings(config.CellSettings, settings), problems, base_policy, state, out, retrain)
+
+
+@app.command()
+def score_cell(
+    run: Annotated[Path, typer.Option(help="run.json of a finished cell.")], problems: Problems, base_policy: BasePolicy, out: Out
+) -> None:
+    """Score the best and the last weights of a finished cell with fresh samples."""
+    from pipeline.evaluation.score import score_cell as score
+
+    score(run, problems, base_policy, out)
+
+
+@app.command()
+def watch(
+    preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
+    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+) -> None:
+    """Show which cells run, their step, reward, mismatch and the time left."""
+    from pipeline.launch.watch import watch as show
+
+    show(preset, once or not sys.stdout.isatty())
+
+
+def main() -> None:
+    """Run a command; a user's error ends in one line that says what to do (PIPELINE_TRACEBACK=1 shows where it came from)."""
+    from pipeline.launch.errors import USER_ERRORS
+
+    try:
+        app()
+    except USER_ERRORS as error:
+        if os.environ.get("PIPELINE_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Cells on disk -> one summary table, a row for every run of the settings: read, missing or damaged.
+
+cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last, tail_mean of
+the held-out curve; fresh_last and fresh_best from the scoring problems; mismatch over the last quarter and the whole run; collapse with
+cause and onset; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left
+out of the means and counted in nonfinite_steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipeline.artifacts import Cell, Layout, atomic_path, write_text
+from pipeline.assemble.collapse import Collapse, find_collapse
+from pipeline.assemble.runs import CellRun, Results, read_results
+from pipeline.config import Settings
+from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
+from pipeline.objective.methods import METHODS
+
+TAIL = 0.25
+
+COLUMNS: dict[str, str] = {
+    "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
+    "num_evaluations": "Int64", "num_versions": "Int64", "best": "float64", "best_step": "Int64", "last": "float64",
+    "tail_mean": "float64", "fresh_best": "float64", "fresh_last": "float64", "fresh_last_pass_at_k": "float64",
+    "gain_last": "float64", "gain_best": "float64", "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64",
+    "mismatch_peak": "float64", "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str",
+    "onset_step": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64", "lag_mean": "float64", "lag_max": "Int64",
+    "lag_histogram": "str", "response_length_mean": "float64", "truncated_share": "float64", "zero_variance_share": "float64",
+    "clip_share": "float64", "sat_gate_share_max": "float64", "wall_s": "float64", "wait_s": "float64", "train_s": "float64",
+    "publish_s": "float64", "evaluate_s": "float64", "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64",
+    "fingerprint": "str", "git_revision": "str",
+}  # fmt: skip
+
+
+def collect_stage(layout: Layout, settings: Settings, parquet: Path, csv: Path) -> pd.DataFrame:
+    """Summarise every cell of the run into `parquet` and `csv`; returns the table."""
+    table = summarise(read_results(layout, settings))
+    with atomic_path(parquet) as temporary:
+        table.to_parquet(temporary, index=False)
+    write_text(csv, table.to_csv(index=False, float_format="%.6g"))
+    return table
+
+
+def read_summary(path: Path) -> pd.DataFrame:
+    """Read a summary table that `collect_stage` wrote. Raises ValueError if it is absent or not one."""
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"cannot read the summary table {path}: {error}; run `snakemake {path}`") from error
+    absent = [name for name in COLUMNS if name not in table.columns]
+    if absent:
+        raise ValueError(f"{path} lacks the columns {', '.join(absent)}; delete it and run `snakemake {path}`")
+    return table
+
+
+def summarise(results: Results) -> pd.DataFrame:
+    """One row per run of the settings, in their order, with the columns and types of COLUMNS."""
+    reasons: dict[str, list[str]] = {}
+    for gap in results.gaps:
+        reasons.setdefault(gap.cell, []).append(gap.reason)
+    status = {gap.cell: gap.kind for gap in results.gaps if gap.kind in ("missing", "incomplete", "unreadable")}
+    rows = []
+    for cell in results.settings.all_cells():
+        row: dict[str, Any] = {"method": cell.method, "label": METHODS[cell.method].label, "lag": cell.lag, "seed": cell.seed}
+        row |= {"status": status.get(str(cell), "complete"), "reason": "; ".join(reasons.get(str(cell), []))}
+        if cell in results.runs:
+            row |= summarise_run(results.runs[cell], results)
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    return table.astype({name: kind for name, kind in COLUMNS.items() if kind != "str"}).fillna(
+        {name: "" for name, kind in COLUMNS.items() if kind == "str"}
+    )
+
+
+def summarise_run(run: CellRun, results: Results) -> dict[str, Any]:
+    """The numbers of one run, as a row of the summary table."""
+    base = {name: avg_at_k(outcomes) for name, outcomes in results.base.items()}
+    nonfinite = nonfinite_steps(run)
+    row: dict[str, Any] = _curve_summary(run) | _step_summary(run) | _cost_summary(run.run)
+    for name, outcomes in run.score.items():
+        row[f"fresh_{name}"] = avg_at_k(outcomes)
+        row[f"gain_{name}"] = row[f"fresh_{name}"] - base.get("scoring", np.nan)
+    if "last" in run.score:
+        row["fresh_last_pass_at_k"] = pass_at_k(run.score["last"], run.score["last"].shape[1])
+    collapse = collapse_of(run, results)
+    row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
+    return row | {"nonfinite_steps": len(nonfinite), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
+
+
+def collapse_of(run: CellRun, results: Results) -> Collapse:
+    """The collapse rule applied to a run, with the base policy's accuracy where it is known."""
+    base = avg_at_k(results.base["evaluation"]) if "evaluation" in results.base else None
+    return find_collapse(run.accuracy_by_step, run.steps, nonfinite_steps(run), base)
+
+
+def summarise_onsets(results: Results) -> dict[tuple[str, str], list[int]]:
+    """Onset steps of the collapsed runs, by (method, lag)."""
+    onsets: dict[tuple[str, str], list[int]] = {}
+    for cell, run in results.runs.items():
+        collapse = collapse_of(run, results)
+        if collapse.onset_step is not None:
+            onsets.setdefault((cell.method, cell.lag), []).append(collapse.onset_step)
+    return onsets
+
+
+def nonfinite_steps(run: CellRun) -> list[int]:
+    """Steps whose loss or gradient was not finite, by run.json and by the rows."""
+    flagged = run.steps.loc[~run.steps["finite"].astype(bool), "step"].tolist()
+    return sorted({*map(int, flagged), *map(int, run.run.get("nonfinite_steps", []))})
+
+
+def mismatch_series(run: CellRun, column: str = "mismatch", *, tail: float = 1.0, before: int | None = None) -> pd.Series:
+    """Finite values by step of the first optimizer step of every rollout batch.
+
+    tail: the trailing share of the run to keep.  before: only steps before this one count as the run.
+    """
+    step = run.steps["step"].to_numpy()
+    values = run.steps[column].to_numpy(dtype=float)
+    end = int(step[-1]) + 1 if before is None else before
+    first = run.steps["first_of_batch"].to_numpy(dtype=bool)
+    kept = first & (step < end) & (step >= (1.0 - tail) * end) & np.isfinite(values)
+    return pd.Series(values[kept], index=step[kept])
+
+
+def lag_histogram(run: CellRun) -> Counter[int]:
+    """Response tokens trained on at each realised lag."""
+    total: Counter[int] = Counter()
+    for text in run.steps["lag_histogram"]:
+        total.update({int(lag): int(tokens) for lag, tokens in json.loads(text).items()})
+    return total
+
+
+def _curve_summary(run: CellRun) -> dict[str, Any]:
+    points = run.accuracy_by_step
+    best = best_over_versions(points["policy_version"], points["accuracy"])
+    return {
+        "num_evaluations": len(points),
+        "num_versions": int(points["policy_version"].nunique()),
+        "best": float(points["accuracy"].iloc[best]),
+        "best_step": int(points["step"].iloc[best]),
+        "last": float(points["accuracy"].iloc[-1]),
+        "tail_mean": tail_mean(points["step"], points["accuracy"], len(run.steps), TAIL),
+    }
+
+
+def _step_summary(run: CellRun) -> dict[str, Any]:
+    steps = run.steps
+    late = steps[steps["step"] >= (1.0 - TAIL) * len(steps)]
+    whole = mismatch_series(run)
+    lags = lag_histogram(run)
+    tokens = sum(lags.values())
+    return {
+        "steps": len(steps),
+        "reward_tail": _finite_mean(late["reward_mean"]),
+        "mismatch": _finite_mean(mismatch_series(run, tail=TAIL)),
+        "mismatch_run": _finite_mean(whole),
+        "mismatch_peak": float(whole.max()) if len(whole) else np.nan,
+        "mismatch_peak_step": int(whole.idxmax()) if len(whole) else None,
+        "k1": _finite_mean(mismatch_series(run, "k1", tail=TAIL)),
+        "lag_mean": sum(lag * count for lag, count in lags.items()) / tokens if tokens else np.nan,
+        "lag_max": max(lags, default=None),
+        "lag_histogram": json.dumps({str(lag): lags[lag] for lag in sorted(lags)}),
+        "response_length_mean": _finite_mean(late["response_length_mean"]),
+        "truncated_share": _finite_mean(late["truncated_share"]),
+        "zero_variance_share": _finite_mean(late["zero_variance_share"]),
+        "clip_share": _finite_mean(steps["clip_share_low"] + steps["clip_share_high"]),
+        "sat_gate_share_max": float(steps["sat_gate_share"].max()),
+    }
+
+
+def _cost_summary(run: Mapping[str, Any]) -> dict[str, Any]:
+    wall = run["wall_s"]
+    return {
+        "wall_s": wall.get("total", np.nan),
+        **{f"{name}_s": wall.get(name, np.nan) for name in ("wait", "train", "publish", "evaluate")},
+        "cpu_s": run.get("cpu_s", np.nan),
+        "peak_memory_bytes": run.get("peak_memory_bytes"),
+        "resumed": len(run.get("resumed_at", [])),
+        "fingerprint": run["fingerprint"],
+        "git_revision": run.get("git_revision") or "",
+    }
+
+
+def _finite_mean(values: pd.Series) -> float:
+    array = values.to_numpy(dtype=float)
+    finite = array[np.isfinite(array)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    """The cell that a row of the summary table describes."""
+    return Cell(str(row["method"]), str(row["lag"]), int(row["seed"]))

@@ -1,0 +1,53 @@
+"""The figures by name: each is drawn from the cells on disk and saved as PNG, SVG and the CSV of what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.artifacts import Layout
+from pipeline.assemble import panels, paper_figures
+from pipeline.assemble.drawing import Drawn
+from pipeline.assemble.reference import Reference, read_reference
+from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.style import drawing, save
+from pipeline.config import Settings, unknown
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """A figure's title in the report and the function that draws it."""
+
+    title: str
+    draw: Callable[[Results, Reference], Drawn]
+
+
+FIGURES: dict[str, FigureEntry] = {
+    "figure2": FigureEntry("Figure 2. Lag raises mismatch: GRPO", paper_figures.figure2),
+    "figure3": FigureEntry("Figure 3. GSPO at lag 1 and lag 8", paper_figures.figure3),
+    "figure4": FigureEntry("Figure 4. Mismatch of all methods", paper_figures.figure4),
+    "figure5": FigureEntry("Figure 5. Accuracy at both lags", paper_figures.figure5),
+    "stress_panel": FigureEntry("Stress panel. Eight optimizer steps per rollout batch", panels.stress_panel),
+    "sat_panel": FigureEntry("SAT panel. What the adaptive trust region does", panels.sat_panel),
+    "lag_histogram": FigureEntry("Lag histogram. What was realised", panels.lag_panel),
+}
+
+
+def figures_stage(layout: Layout, settings: Settings, folder: Path, names: Sequence[str] = tuple(FIGURES)) -> list[Path]:
+    """Draw the named figures into `folder`; returns the paths of the PNG files. Raises ValueError for an unknown name."""
+    for name in names:
+        if name not in FIGURES:
+            raise ValueError(unknown("figure", name, FIGURES))
+    results, reference = read_results(layout, settings), read_reference()
+    for name in names:
+        with drawing(name):
+            drawn = FIGURES[name].draw(results, reference)
+            save(drawn.figure, drawn.data, folder, name)
+    return [folder / f"{name}.png" for name in names]
+
+
+def captions(settings: Settings, reference: Reference) -> dict[str, str]:
+    """The caption of every figure for these settings."""
+    seeds = len(settings.seeds)
+    return paper_figures.captions(reference, settings.trainer.steps, seeds) | panels.captions(seeds, settings.objective.quantile_alpha)

@@ -1,0 +1,103 @@
+"""What the figures plot: curves of a method at a lag over its seeds, our and the paper's, as tidy rows.
+
+A Curve holds one line per seed on common steps; the rows of every figure's CSV are made from the same Curves that are drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pipeline.assemble.collect import mismatch_series
+from pipeline.assemble.reference import Reference
+from pipeline.assemble.runs import Results
+
+CSV_COLUMNS = ("source", "method", "lag", "seed", "quantity", "step", "value")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over optimizer steps: values [seeds, steps], NaN where a seed has no finite value at a step."""
+
+    method: str
+    lag: str
+    quantity: str
+    seeds: tuple[int, ...]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def smoothed(self, window: int) -> Curve:
+        """Trailing means over `window` rows of each seed; shorter at the start."""
+        means = pd.DataFrame(self.values.T).rolling(window, min_periods=1).mean().to_numpy().T
+        return Curve(self.method, self.lag, self.quantity, self.seeds, self.steps, means)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Mean over the seeds that have a value."""
+        return pd.DataFrame(self.values).mean(axis=0).to_numpy()
+
+    def rows(self) -> pd.DataFrame:
+        count = len(self.steps)
+        return pd.DataFrame(
+            {
+                "source": "ours",
+                "method": self.method,
+                "lag": self.lag,
+                "seed": np.repeat(self.seeds, count),
+                "quantity": self.quantity,
+                "step": np.tile(self.steps, len(self.seeds)),
+                "value": self.values.ravel(),
+            }
+        ).dropna(subset="value")
+
+
+def step_curve(results: Results, method: str, lag: str, quantity: str, *, first_of_batch: bool = False) -> Curve | None:
+    """A column of steps.parquet over the run (|.| for k1); None where no seed was read or nothing is finite."""
+    lines = {}
+    for run in results.of(method, lag):
+        if first_of_batch:
+            line = mismatch_series(run, quantity)
+        else:
+            line = run.steps.set_index("step")[quantity].astype(float)
+            line = line[np.isfinite(line)]
+        lines[run.cell.seed] = line.abs() if quantity == "k1" else line
+    return _curve(method, lag, quantity, lines)
+
+
+def accuracy_curve(results: Results, method: str, lag: str) -> Curve | None:
+    """Held-out accuracy in % at the evaluation points."""
+    lines = {run.cell.seed: 100 * run.accuracy_by_step.set_index("step")["accuracy"] for run in results.of(method, lag)}
+    return _curve(method, lag, "accuracy", lines)
+
+
+def _curve(method: str, lag: str, quantity: str, lines: dict[int, pd.Series]) -> Curve | None:
+    lines = {seed: line for seed, line in lines.items() if len(line)}
+    if not lines:
+        return None
+    table = pd.DataFrame(lines).sort_index()
+    return Curve(method, lag, quantity, tuple(lines), table.index.to_numpy(dtype=np.int64), table.to_numpy().T)
+
+
+def paper_rows(reference: Reference, figure: str, method: str, lag: str, metric: str) -> pd.DataFrame:
+    """The paper's curve as rows of a figure's CSV."""
+    curve = reference.curve(figure, method, lag, metric)
+    return pd.DataFrame(
+        {
+            "source": f"paper, figure {figure}",
+            "method": method,
+            "lag": lag,
+            "seed": "",
+            "quantity": metric,
+            "step": curve.index,
+            "value": curve.to_numpy(),
+        }
+    )
+
+
+def tidy(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    """All rows of a figure, in the columns of every figure's CSV."""
+    filled = [part for part in parts if len(part)]
+    return pd.concat(filled, ignore_index=True)[list(CSV_COLUMNS)] if filled else pd.DataFrame(columns=list(CSV_COLUMNS))

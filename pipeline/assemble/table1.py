@@ -1,0 +1,256 @@
+"""Table 1: method rows x lags, in the paper's layout, from whatever cells exist; as Markdown, CSV and LaTeX.
+
+Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; and every row at another lag (the stress
+panel at lags 8 to 15). Accuracies are means over the seeds in %; the interval belongs to the fresh accuracy of the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.artifacts import Layout, write_text
+from pipeline.assemble.collect import read_summary
+from pipeline.assemble.runs import Results, read_results
+from pipeline.config import Settings
+from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
+from pipeline.objective.methods import METHODS, TABLE_1
+
+LAGS = ("1", "8")
+MISSING = "–"
+INTERVAL_SEED = 26071
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one lag: means over the seeds that were read; accuracies in [0, 1]; NaN where nothing was measured."""
+
+    method: str
+    label: str
+    lag: str
+    block: str
+    seeds_read: int
+    seeds_expected: int
+    best: float
+    best_step: str
+    last: float
+    tail_mean: float
+    fresh_best: float
+    fresh_best_low: float
+    fresh_best_high: float
+    fresh_last: float
+    fresh_last_low: float
+    fresh_last_high: float
+    interval_over: str
+    gain_last: float
+    mismatch: float
+    mismatch_low: float
+    mismatch_high: float
+    collapsed: int
+    onset_step: str
+    nonfinite_steps: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A group of rows that share their lag columns."""
+
+    name: str
+    title: str
+    lags: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+def table1_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, csv: Path, latex: Path) -> list[Row]:
+    """Write Table 1 in three forms from the summary table `cells` (cells.parquet) and the cells' scores; returns its rows."""
+    results = read_results(layout, settings)
+    rows = rows_of(results, read_summary(cells))
+    write_text(markdown, render_markdown(rows, results))
+    write_text(csv, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False, float_format="%.6g"))
+    write_text(latex, render_latex(rows, results))
+    return rows
+
+
+def block_of(method: str, lag: str) -> str:
+    """The block a row belongs to: table | uncorrected | stress."""
+    if lag not in LAGS:
+        return "stress"
+    return "table" if method in TABLE_1 else "uncorrected"
+
+
+def blocks(rows: Sequence[Row]) -> list[Block]:
+    """The blocks that the rows fill, each with its lags and methods in order."""
+    titles = {
+        "table": "Table 1",
+        "uncorrected": "Baselines without any staleness correction (the ratio's denominator is the trainer's own log-probs)",
+        "stress": "Stress panel: several optimizer steps per rollout batch",
+    }
+    found = []
+    for name, title in titles.items():
+        mine = [row for row in rows if row.block == name]
+        if mine:
+            lags = tuple(dict.fromkeys(row.lag for row in mine))
+            found.append(Block(name, title, lags, tuple(dict.fromkeys(row.method for row in mine))))
+    return found
+
+
+def rows_of(results: Results, cells: pd.DataFrame) -> list[Row]:
+    """One row for every (method, lag) of the settings."""
+    return [_row(results, cells[(cells["method"] == method) & (cells["lag"] == lag)], method, lag) for method, lag in results.rows()]
+
+
+def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
+    read = cells[cells["status"] == "complete"]
+    fresh = {name: _interval(results, method, lag, name) for name in ("best", "last")}
+    onsets = read.loc[read["collapsed"].fillna(False).astype(bool), "onset_step"]
+    mismatches = read["mismatch"].dropna()
+    return Row(
+        method=method,
+        label=METHODS[method].label,
+        lag=lag,
+        block=block_of(method, lag),
+        seeds_read=len(read),
+        seeds_expected=len(cells),
+        best=float(read["best"].mean()),
+        best_step=_join(read["best_step"]),
+        last=float(read["last"].mean()),
+        tail_mean=float(read["tail_mean"].mean()),
+        fresh_best=fresh["best"].estimate,
+        fresh_best_low=fresh["best"].low,
+        fresh_best_high=fresh["best"].high,
+        fresh_last=fresh["last"].estimate,
+        fresh_last_low=fresh["last"].low,
+        fresh_last_high=fresh["last"].high,
+        interval_over=" and ".join(fresh["last"].over),
+        gain_last=float(read["gain_last"].mean()),
+        mismatch=float(mismatches.mean()),
+        mismatch_low=float(mismatches.min()) if len(mismatches) else np.nan,
+        mismatch_high=float(mismatches.max()) if len(mismatches) else np.nan,
+        collapsed=len(onsets),
+        onset_step=_join(onsets),
+        nonfinite_steps=int(read["nonfinite_steps"].fillna(0).sum()),
+    )
+
+
+def _interval(results: Results, method: str, lag: str, checkpoint: str) -> Interval:
+    outcomes = results.scored(method, lag, checkpoint)
+    if outcomes is None:
+        return Interval(np.nan, np.nan, np.nan, 0.95, ())
+    return hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
+
+
+def _join(values: pd.Series) -> str:
+    return " ".join(str(int(value)) for value in values.dropna())
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return MISSING if np.isnan(value) else f"{100 * value:.{digits}f}"
+
+
+def small(value: float) -> str:
+    """A mismatch with three significant digits."""
+    return MISSING if np.isnan(value) else (f"{value:.4f}" if value < 0.1 else f"{value:.3f}")
+
+
+def bracket(low: float, high: float) -> str:
+    return "" if np.isnan(low) else f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def collapse_mark(row: Row) -> str:
+    """"0/3", or "† 2/3" where runs collapsed; "–" without runs."""
+    if row.seeds_read == 0:
+        return MISSING
+    return f"{'† ' if row.collapsed else ''}{row.collapsed}/{row.seeds_read}"
+
+
+def headings(lags: Sequence[str]) -> list[str]:
+    return [f"{name} ({lag})" for lag in lags for name in ("best", "last", "tail mean", "fresh last", "mismatch", "collapsed")]
+
+
+def cells_of(row: Row | None) -> list[str]:
+    """The six table cells of a method at a lag."""
+    if row is None:
+        return [MISSING] * 6
+    fresh = f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
+    return [percent(row.best), percent(row.last), percent(row.tail_mean), fresh, small(row.mismatch), collapse_mark(row)]
+
+
+def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
+    """For each block, lag and accuracy column (0..3): the method with the highest value; none in a block of one."""
+    best: dict[tuple[str, str, int], tuple[float, str]] = {}
+    counts = {block.name: len(block.methods) for block in blocks(rows)}
+    for row in rows:
+        for column, value in enumerate((row.best, row.last, row.tail_mean, row.fresh_last)):
+            key = (row.block, row.lag, column)
+            if not np.isnan(value) and counts[row.block] > 1 and value > best.get(key, (-1.0, ""))[0]:
+                best[key] = (value, row.method)
+    return {key: method for key, (_, method) in best.items()}
+
+
+def notes(rows: Sequence[Row], results: Results) -> list[str]:
+    """What a reader must know to read the numbers."""
+    problems, scoring = results.settings.problems, results.settings.evaluation
+    seeds = max((row.seeds_read for row in rows), default=0)
+    over = "problems only: one seed says nothing about the spread between seeds" if seeds <= 1 else "seeds and problems"
+    lines = [
+        f"Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, {problems.evaluation_count} "
+        f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and inflated by "
+        f"being a maximum. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the last checkpoint, "
+        f"with the 95 % interval over {over}.",
+        "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † collapsed / seeds read.",
+    ]
+    if results.base:
+        named = {"evaluation": "evaluation", "scoring": "fresh"}
+        lines.append(
+            "Base policy: " + ", ".join(f"{percent(avg_at_k(results.base[key]))} on the {text} problems" for key, text in named.items()) + "."
+        )
+    short = [row for row in rows if row.seeds_read < row.seeds_expected]
+    if short:
+        names = ", ".join(f"{row.label} lag {row.lag} ({row.seeds_read} of {row.seeds_expected} seeds)" for row in short)
+        lines.append(f"Not complete: {names}.")
+    return lines
+
+
+def render_markdown(rows: Sequence[Row], results: Results) -> str:
+    parts = [f"# Table 1, preset {results.settings.preset}", ""]
+    lead = leaders(rows)
+    by_key = {(row.method, row.lag): row for row in rows}
+    for block in blocks(rows):
+        head = ["Method", *headings(block.lags)]
+        parts += [f"## {block.title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        for method in block.methods:
+            line = [METHODS[method].label]
+            for lag in block.lags:
+                cells = cells_of(by_key.get((method, lag)))
+                line += [f"**{text}**" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)]
+            parts.append("| " + " | ".join(line) + " |")
+        parts.append("")
+    return "\n".join([*parts, *(f"{line}\n" for line in notes(rows, results))])
+
+
+def render_latex(rows: Sequence[Row], results: Results) -> str:
+    """One booktabs tabular per block."""
+    by_key = {(row.method, row.lag): row for row in rows}
+    lead = leaders(rows)
+    parts = [f"% Table 1, preset {results.settings.preset}; needs booktabs"]
+    for block in blocks(rows):
+        groups = " & ".join(f"\\multicolumn{{6}}{{c}}{{Lag {lag}}}" for lag in block.lags)
+        head = " & ".join("Best & Last & Tail & Fresh last & $d_\\pi$ & Coll." for _ in block.lags)
+        parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rrrlrr' * len(block.lags)}}}", "\\toprule"]
+        parts += [f" & {groups} \\\\", f"Method & {head} \\\\", "\\midrule"]
+        for method in block.methods:
+            line = [METHODS[method].label]
+            for lag in block.lags:
+                cells = [_latex(text) for text in cells_of(by_key.get((method, lag)))]
+                line += [f"\\textbf{{{text}}}" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)]
+            parts.append(" & ".join(line) + " \\\\")
+        parts += ["\\bottomrule", "\\end{tabular}", ""]
+    return "\n".join([*parts, *("% " + line for line in notes(rows, results)), ""])
+
+
+def _latex(text: str) -> str:
+    return text.replace("–", "--").replace("† ", "$\\dagger$\\,")

@@ -1,0 +1,117 @@
+"""What a cell must remember to continue as if it had never stopped.
+
+A checkpoint folder step_000040/ holds trainer.safetensors (weights and Adam), one file per published version that is still needed
+(the current one, and the one that samples the next batch), the rows recorded so far, and progress of the schedule in cell.json, which
+also carries the SHA-256 of every other file. The folder is filled under another name and renamed, so it is whole or absent; a damaged
+one is reported and the checkpoint before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from pipeline.artifacts import atomic_path, read_json, write_json
+from pipeline.broadcast.published import PublishedWeights, sha256
+from pipeline.trainer.trainer import PolicyTrainer
+
+_KEEP = 2  # the newest checkpoint and the one to fall back on
+
+
+@dataclass
+class CellState:
+    """The moving part of a cell besides the trainer.
+
+    next_batch: the first rollout batch not yet trained on.  step_rows, eval_rows: the rows of steps.parquet and evals.parquet.
+    published: version -> weights, every version still needed.  best: (score, version) of the best evaluation so far.
+    resumed_at: the optimizer steps at which a run continued from a checkpoint.  seconds: wall time by activity, over all attempts.
+    """
+
+    next_batch: int = 0
+    step_rows: list[dict[str, Any]] = field(default_factory=list)
+    eval_rows: list[dict[str, Any]] = field(default_factory=list)
+    published: dict[int, PublishedWeights] = field(default_factory=dict)
+    best: tuple[float, int] | None = None
+    retained: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    resumed_at: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> PublishedWeights:
+        return self.published[max(self.published)]
+
+
+def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> None:
+    """Write checkpoint step_<step> below `folder` and remove those older than the one before it."""
+    final, part = folder / f"step_{step:06d}", folder / f".step_{step:06d}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    trainer.save(part / "trainer.safetensors")
+    for version, published in state.published.items():
+        published.write(part / f"published_{version}.safetensors")
+    write_rows(part / "steps.parquet", state.step_rows)
+    write_rows(part / "evals.parquet", state.eval_rows)
+    names = ("next_batch", "best", "retained", "examples", "resumed_at", "seconds")
+    content = {name: getattr(state, name) for name in names} | {"versions": sorted(state.published)}
+    write_json(part / "cell.json", content | {"sha256": {path.name: sha256(path) for path in sorted(part.iterdir())}})
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(part, final)
+    kept, old = _checkpoints(folder)[:_KEEP], _checkpoints(folder)[_KEEP:]
+    for outdated in old:
+        shutil.rmtree(outdated)
+    prune_weights({entry["path"] for path in kept for entry in read_json(path / "cell.json")["retained"].values()})
+
+
+def prune_weights(keep: set[str]) -> None:
+    """Remove the retained weights beside those in `keep`; an older checkpoint may still name the best of its time."""
+    for folder in {Path(path).parent for path in keep}:
+        for path in folder.glob("version_*.safetensors"):
+            if str(path) not in keep:
+                path.unlink()
+
+
+def resume(folder: Path, trainer: PolicyTrainer) -> CellState | None:
+    """Restore the trainer and return the state of the newest whole checkpoint, or None where there is none."""
+    for checkpoint in _checkpoints(folder):
+        try:
+            return _load(checkpoint, trainer)
+        except ValueError as error:
+            Console(stderr=True).print(f"checkpoint {checkpoint} is damaged and is not used: {error}")
+    return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step_*"), reverse=True)
+
+
+def _load(checkpoint: Path, trainer: PolicyTrainer) -> CellState:
+    content = read_json(checkpoint / "cell.json")
+    for name, expected in content.pop("sha256").items():
+        path = checkpoint / name
+        if not path.exists() or sha256(path) != expected:
+            raise ValueError(f"{name} is missing or its content is not what was written")
+    versions = content.pop("versions")
+    trainer.restore(checkpoint / "trainer.safetensors")
+    content["best"] = tuple(content["best"]) if content["best"] else None
+    state = CellState(
+        step_rows=pq.read_table(checkpoint / "steps.parquet").to_pylist(),
+        eval_rows=pq.read_table(checkpoint / "evals.parquet").to_pylist(),
+        published={version: PublishedWeights.read(checkpoint / f"published_{version}.safetensors") for version in versions},
+        **content,
+    )
+    state.resumed_at.append(trainer.version)
+    return state
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows of one kind as a parquet file, atomically."""
+    with atomic_path(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)

@@ -1,0 +1,350 @@
+"""The settings: config.yaml plus a preset plus the command line, resolved once into frozen, typed sections.
+
+No section has a default of its own: a setting's default stands in config.yaml and nowhere else. A wrong key, type or combination
+raises SettingsError with the key, the value and what to do. Resolved settings are written to JSON files, one per stage and one per
+cell, that the rules of the DAG take as inputs: changing a setting reruns the stages that read it and no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.artifacts import Cell
+from pipeline.objective.methods import METHODS, Denominator, Method
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, has the wrong type, or contradicts another; the message names it and the remedy."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProblemSettings(Section):
+    kind: Literal["dapo_dolci", "arithmetic"]
+    seed: int
+    train_count: int = Field(gt=0)
+    evaluation_count: int = Field(gt=0)
+    scoring_count: int = Field(gt=0)
+
+
+class ModelSettings(Section):
+    path: str | None
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    num_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    num_experts: int = Field(gt=0, le=256)  # expert ids travel as uint8
+    num_experts_per_token: int = Field(gt=0)
+    expert_intermediate_size: int = Field(gt=0)
+    dense_layers: tuple[int, ...]
+    dense_intermediate_size: int = Field(gt=0)
+    rope_theta: float = Field(gt=0)
+    rms_norm_eps: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelSettings:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} must be a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.num_experts_per_token > self.num_experts:
+            raise ValueError(f"num_experts_per_token {self.num_experts_per_token} exceeds num_experts {self.num_experts}")
+        if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
+            raise ValueError(f"dense_layers {list(self.dense_layers)} must lie in 0..{self.num_layers - 1}")
+        return self
+
+
+class WarmStartSettings(Section):
+    seed: int = Field(ge=0)
+    steps: int = Field(ge=0)
+    batch_size: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    direct_answer_share: float = Field(ge=0, le=1)
+    wrong_step_share: float = Field(ge=0, le=1)
+    threads: int = Field(gt=0)
+
+
+class RolloutSettings(Section):
+    engine: Literal["torch", "sglang"]
+    dtype: Literal["bfloat16", "float32"]
+    temperature: float = Field(gt=0)
+    top_p: float = Field(gt=0, le=1)
+    top_k: int
+    group_size: int = Field(ge=2)
+    prompts_per_step: int = Field(gt=0)
+    max_response_tokens: int = Field(gt=0)
+    context_length: int = Field(gt=0)
+    generate_ahead: int = Field(gt=0)
+    overlap: bool
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> RolloutSettings:
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                f"top_p {self.top_p} / top_k {self.top_k}: truncated sampling changes the distribution that the ratio divides by; "
+                "use top_p 1.0 and top_k -1"
+            )
+        return self
+
+
+class LagSettings(Section):
+    """How often weights are published, in rollout batches, and how many optimizer steps a rollout batch is split into."""
+
+    regime: Literal["synchronous", "batchwise"]
+    broadcast_interval: int = Field(gt=0)
+    optimizer_steps_per_rollout: int = Field(gt=0)
+
+
+class ObjectiveSettings(Section):
+    """The loss. A cell's copy holds None for what its method does not read, so that changing tis_cap reruns the TIS cells alone."""
+
+    eps_low: float = Field(gt=0, lt=1)
+    eps_high: float = Field(gt=0)
+    quantile_alpha: float | None = Field(gt=0, le=1)  # None in a cell whose method does not read it
+    quantile_scope: Literal["batch", "microbatch"] | None
+    dppo_delta: float | None = Field(ge=0)
+    tis_cap: float | None = Field(gt=0)
+    aggregation: Literal["response_mean", "token_mean"]
+    ratio_denominator: Denominator | None
+    reference_kl_coefficient: float = Field(ge=0)
+    reference_kl_granularity: Literal["token", "sequence"]
+    entropy_coefficient: float = Field(ge=0)
+
+
+class TrainerSettings(Section):
+    engine: Literal["torch", "megatron"]
+    steps: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    adam_eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    gradient_clip: float = Field(gt=0)
+    micro_batch_tokens: int = Field(gt=0)
+    checkpoint_interval: int = Field(gt=0)
+    threads: int = Field(gt=0)
+
+
+class EvaluationSettings(Section):
+    interval: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    scoring_samples: int = Field(gt=0)
+    temperature: float | None
+    max_response_tokens: int = Field(gt=0)
+
+
+class CellGroup(Section):
+    methods: tuple[str, ...]
+    lags: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _known(self) -> CellGroup:
+        for method in self.methods:
+            if method not in METHODS:
+                raise ValueError(unknown("method", method, METHODS))
+        return self
+
+
+class CellGroups(Section):
+    table: CellGroup
+    uncorrected: CellGroup
+    stress: CellGroup
+    ablations: CellGroup
+    figure1: CellGroup
+
+
+class BasePolicySettings(Section):
+    """What the stage base_policy reads."""
+
+    model: ModelSettings
+    warm_start: WarmStartSettings
+
+
+class Settings(Section):
+    """Everything a run is told. `cell(...)` narrows it to what one cell reads."""
+
+    preset: Literal["tiny", "rehearsal", "full"]
+    seeds: tuple[int, ...]
+    ablations: bool
+    retrain: bool
+    problems: ProblemSettings
+    model: ModelSettings
+    warm_start: WarmStartSettings
+    rollout: RolloutSettings
+    lags: dict[str, LagSettings]
+    objective: ObjectiveSettings
+    trainer: TrainerSettings
+    evaluation: EvaluationSettings
+    cells: CellGroups
+
+    @model_validator(mode="after")
+    def _cells_are_possible(self) -> Settings:
+        for name, group in self.cells:
+            for lag in group.lags:
+                if lag not in self.lags:
+                    raise ValueError(f"cells.{name}: " + unknown("lag", lag, self.lags))
+        for cell in self.all_cells():
+            self.cell(cell)
+        return self
+
+    def all_cells(self) -> list[Cell]:
+        """The cells of this run, table rows first, without repeats."""
+        groups = [self.cells.table, self.cells.uncorrected, self.cells.stress]
+        groups += [self.cells.ablations, self.cells.figure1] if self.ablations else []
+        return list(
+            dict.fromkeys(
+                Cell(method, lag, seed) for seed in self.seeds for group in groups for lag in group.lags for method in group.methods
+            )
+        )
+
+    def cell(self, cell: Cell) -> CellSettings:
+        """What one cell reads. Raises SettingsError for an unknown method or lag and for an impossible combination."""
+        if cell.method not in METHODS:
+            raise SettingsError(unknown("method", cell.method, METHODS))
+        if cell.lag not in self.lags:
+            raise SettingsError(unknown("lag", cell.lag, self.lags))
+        return CellSettings(
+            method=cell.method,
+            lag=cell.lag,
+            seed=cell.seed,
+            schedule=self.lags[cell.lag],
+            objective=self.objective.model_copy(update=dict.fromkeys(_unread(METHODS[cell.method]))),
+            **{name: getattr(self, name) for name in ("preset", "model", "rollout", "trainer", "evaluation")},
+        )
+
+
+def _unread(method: Method) -> set[str]:
+    """The objective settings that a method does not read."""
+    read = {"sat": {"quantile_alpha", "quantile_scope"}, "dppo": {"dppo_delta"}, "fixed": set()}[method.clip_rule]
+    read = read | ({"tis_cap"} if method.truncated_importance_sampling else set())
+    return {"quantile_alpha", "quantile_scope", "dppo_delta", "tis_cap"} - read
+
+
+class CellSettings(Section):
+    """The resolved settings of one cell: the content of its settings file and of `settings` in its run.json."""
+
+    preset: str
+    method: str
+    lag: str
+    seed: int
+    schedule: LagSettings
+    model: ModelSettings
+    rollout: RolloutSettings
+    objective: ObjectiveSettings
+    trainer: TrainerSettings
+    evaluation: EvaluationSettings
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CellSettings:
+        method = self.resolved_method()
+        for name in {"quantile_alpha", "quantile_scope", "dppo_delta", "tis_cap"} - _unread(method):
+            if getattr(self.objective, name) is None:
+                raise ValueError(f"objective.{name} is null, but {self.method} reads it; give it a value in config.yaml")
+        steps_per_rollout = self.schedule.optimizer_steps_per_rollout
+        if self.trainer.steps % steps_per_rollout:
+            raise ValueError(
+                f"trainer.steps {self.trainer.steps} is not a multiple of lag {self.lag}'s optimizer_steps_per_rollout {steps_per_rollout}"
+            )
+        return self
+
+    def resolved_method(self) -> Method:
+        """The method with `objective.ratio_denominator` applied where it is set; refuses what cannot work."""
+        method = METHODS[self.method]
+        if self.objective.ratio_denominator is None:
+            return method
+        return dataclasses.replace(method, denominator=self.objective.ratio_denominator)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def fingerprint(section: Section, *content: str) -> str:
+    """Twelve hex digits that name these settings (and `content`, hashes of input files): other state is never resumed."""
+    return hashlib.sha256("\n".join([section.model_dump_json(), *content]).encode()).hexdigest()[:12]
+
+
+def unknown(kind: str, name: object, known: Mapping[str, Any] | list[str]) -> str:
+    """An error text for a name that is not among the known ones, with the nearest of them."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {name!r}; {hint}known: {', '.join(map(str, known))}"
+
+
+def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Resolve config.yaml, the chosen preset and the command line's overrides (strongest last) into Settings."""
+    try:
+        base = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SettingsError(f"{path} does not exist; run from the repository root") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    overrides = dict(overrides or {})
+    presets = base.pop("presets")
+    preset = overrides.get("preset", base["preset"])
+    if preset not in presets:
+        raise SettingsError(unknown("preset", preset, presets))
+    merged = _merge(_merge(base, presets[preset] or {}), overrides)
+    seeds = merged["seeds"]
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise SettingsError(f"seeds: {seeds} - give the number of seeds (at least 1) or a list of seeds")
+        merged["seeds"] = list(range(seeds))
+    return _validated(Settings, merged, str(path))
+
+
+def read_settings(kind: type[S], path: Path) -> S:
+    """Read the settings file of a stage, as written by `write_settings`."""
+    try:
+        return _validated(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
+    except FileNotFoundError as error:
+        raise SettingsError(f"settings file {path} does not exist; run the stage through snakemake, which writes it") from error
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"settings file {path} is damaged ({error}); delete it, snakemake writes it anew") from error
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _validated(kind: type[S], values: Mapping[str, Any], source: str) -> S:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(kind, item, source) for item in error.errors())) from None
+
+
+def _explain(kind: type[BaseModel], item: Any, source: str) -> str:
+    key = ".".join(map(str, item["loc"])) or "settings"
+    if item["type"] == "extra_forbidden":
+        return f"{source}: {unknown('key', key, _keys_beside(kind, item['loc']))}"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{source}: {key}: {message}"
+    return f"{source}: {key}: {message}; got {item['input']!r}"
+
+
+def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """The keys allowed where `location` points, with their path in front."""
+    here: Any = kind
+    for part in location[:-1]:
+        field = here.model_fields.get(part) if hasattr(here, "model_fields") else None
+        here = field.annotation if field else here
+    prefix = ".".join(map(str, location[:-1]))
+    return [f"{prefix}.{name}" if prefix else name for name in here.model_fields] if hasattr(here, "model_fields") else []

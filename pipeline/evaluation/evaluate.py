@@ -1,0 +1,87 @@
+"""Score one published version: k responses per problem by the rollout engine, graded, one row per response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import CellSettings
+from pipeline.policy.tokenizer import Tokenizer
+from pipeline.records import Problem, Request, SamplingKey
+from pipeline.rollout.collector import grade_response
+from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings
+
+
+class Evaluation:
+    """A requested evaluation of `version`; `rows()` waits for its responses.
+
+    The engine must hold `version` when this is constructed. purpose: "evaluation" (the curve) or "scoring" (fresh samples at the end
+    of a cell); the two never share randomness.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: Tokenizer,
+        problems: Sequence[Problem],
+        settings: CellSettings,
+        version: int,
+        purpose: str,
+    ) -> None:
+        evaluation, rollout = settings.evaluation, settings.rollout
+        self.version, self.problems, self.tokenizer = version, problems, tokenizer
+        self.num_samples = evaluation.num_samples if purpose == "evaluation" else evaluation.scoring_samples
+        sampling = SamplingSettings(
+            evaluation.temperature or rollout.temperature, evaluation.max_response_tokens, rollout.context_length
+        )
+        requests = []
+        for index, problem in enumerate(problems):
+            prompt_ids = np.array(tokenizer.encode(problem.prompt), dtype=np.int32)
+            for sample in range(self.num_samples):
+                requests.append(Request(prompt_ids, SamplingKey(settings.seed, purpose, version, index, sample)))  # type: ignore[arg-type]
+        self._future: Future[Generation] = engine.generate(requests, sampling)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """policy_version, problem_id, sample, correct, outcome, finish_reason, length - in order of problem and sample."""
+        rows = []
+        for position, response in enumerate(self._future.result().responses):
+            problem = self.problems[position // self.num_samples]
+            versions = set(response.policy_version.tolist())
+            if versions != {self.version}:
+                raise ValueError(f"an evaluation of version {self.version} got tokens of versions {sorted(versions)}")
+            outcome = grade_response(response, problem, self.tokenizer)
+            rows.append(
+                {
+                    "policy_version": self.version,
+                    "problem_id": problem.id,
+                    "sample": position % self.num_samples,
+                    "correct": outcome == "correct",
+                    "outcome": outcome,
+                    "finish_reason": response.finish_reason,
+                    "length": len(response.response_ids),
+                }
+            )
+        return rows
+
+    def examples(self, count: int) -> list[dict[str, Any]]:
+        """The first response to each of `count` problems spread over the set, as text, for the report."""
+        responses = self._future.result().responses
+        stride = max(1, len(self.problems) // count)
+        examples = []
+        for index in range(0, len(self.problems), stride)[:count]:
+            problem, response = self.problems[index], responses[index * self.num_samples]
+            examples.append(
+                {
+                    "policy_version": self.version,
+                    "problem_id": problem.id,
+                    "prompt": problem.prompt,
+                    "response": self.tokenizer.decode(response.response_ids),
+                    "answer": problem.answer,
+                    "outcome": grade_response(response, problem, self.tokenizer),
+                    "finish_reason": response.finish_reason,
+                }
+            )
+        return examples

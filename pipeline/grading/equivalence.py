@@ -1,0 +1,301 @@
+"""When two answers mean the same, strictly: structure is compared here, and what only mathematics can decide is asked of `decide`.
+
+Strict means: no factor of 100, no relative tolerance, no comma, bracket or base dropped. A percentage equals its number and its ratio;
+a unit may be missing but not differ; a decimal of at least six significant digits equals what it rounds or cuts off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from pipeline.grading import exact
+from pipeline.grading.forms import Form, Group, Matrix, Members, Ratio, Relation, Scalar, Union, Words, read_form, words_key
+from pipeline.grading.notation import canonical, compact, has_thousands, join_thousands
+from pipeline.grading.quantities import Quantity, read_quantity, units_conflict
+
+Question = Literal["equal", "proportional", "positively_proportional"]
+Decide = Callable[[Question, str, str], bool]
+MAX_MEMBERS = 24  # of unordered collections that are matched member by member
+
+
+class Undecided(Exception):
+    """Neither text nor exact arithmetic can tell; a worker has to."""
+
+
+def undecided(question: Question, gold: str, answer: str) -> bool:
+    """The `decide` of a process that does no symbolic mathematics."""
+    raise Undecided(f"{question}: {gold} / {answer}")
+
+
+def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
+    """Whether an answer means the same as the gold answer; both as written. May raise what `decide` raises."""
+    gold, answer = canonical(gold), canonical(answer)
+    if compact(gold) == compact(answer):
+        return True
+    if not answer or not gold:
+        return False
+    choice = re.fullmatch(r"(?:\\text ?\{ ?)?\(([A-H])\)[ .}].*", answer)
+    if choice and words_key(gold) == choice.group(1).casefold():
+        return True
+    comparison = _Comparison(decide)
+    if has_thousands(gold) or has_thousands(answer):  # 1,234 may be a number or two: both answers are read the same way
+        if comparison.same(read_form(join_thousands(gold)), read_form(join_thousands(answer))):
+            return True
+    return comparison.same(read_form(gold), read_form(answer))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    decide: Decide
+
+    def same(self, gold: Form, answer: Form) -> bool:
+        if gold == answer:
+            return True
+        if isinstance(gold, Relation) and isinstance(answer, Relation):
+            return self.same_relations(gold, answer)
+        if isinstance(answer, Relation):
+            return self.relation_means(answer, gold, lenient=True)
+        if isinstance(gold, Relation):
+            return self.relation_means(gold, answer, lenient=False)
+        if isinstance(gold, Words) or isinstance(answer, Words):
+            return _key(gold) == _key(answer) != ""
+        if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+            return self.same_scalars(gold.text, answer.text)
+        if isinstance(gold, Members) or isinstance(answer, Members):
+            return self.same_members(gold, answer)
+        if isinstance(gold, Union) and isinstance(answer, Union):
+            return self.match(gold.parts, answer.parts)
+        if isinstance(gold, Group) and isinstance(answer, Group):
+            brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
+            return brackets and self.same_in_order(gold.items, answer.items)
+        if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+            rows, other = _rows(gold), _rows(answer)
+            return len(rows) == len(other) > 0 and all(self.same_in_order(*pair) for pair in zip(rows, other, strict=True))
+        if isinstance(gold, Ratio) and isinstance(answer, Ratio):
+            return self.same_in_order(gold.parts, answer.parts) or _same_ratio(gold, answer)
+        return False
+
+    def same_in_order(self, gold: tuple[Form, ...], answer: tuple[Form, ...]) -> bool:
+        return len(gold) == len(answer) and all(self.same(one, other) for one, other in zip(gold, answer, strict=True))
+
+    def match(self, gold: tuple[Form, ...], answer: tuple[Form, ...]) -> bool:
+        """Whether the two collections have the same members in any order."""
+        gold, answer = tuple(dict.fromkeys(gold)), tuple(dict.fromkeys(answer))
+        if len(gold) != len(answer):
+            return False
+        rest = [item for item in answer if item not in gold]
+        missing = [item for item in gold if item not in answer]
+        if len(missing) > MAX_MEMBERS:
+            return False
+        for item in missing:
+            partner = next((index for index, other in enumerate(rest) if self.same(item, other)), None)
+            if partner is None:
+                return False
+            del rest[partner]
+        return True
+
+    def same_members(self, gold: Form, answer: Form) -> bool:
+        if isinstance(gold, Members) and isinstance(answer, Members):
+            return self.match(gold.items, answer.items)
+        members, other, swapped = (gold, answer, False) if isinstance(gold, Members) else (answer, gold, True)
+        if len(members.items) == 1:
+            pair = (members.items[0], other)
+            return self.same(*(reversed(pair) if swapped else pair))
+        if isinstance(other, Group):
+            return not members.braces and other.opening + other.closing == "()" and self.same_in_order(members.items, other.items)
+        if isinstance(other, Union):
+            intervals = [interval(item) if isinstance(item, Relation) else item for item in members.items]
+            return None not in intervals and self.match(tuple(intervals), other.parts)
+        return False
+
+    def same_scalars(self, gold: str, answer: str) -> bool:
+        bases = based(gold), based(answer)
+        if bases[0] or bases[1]:
+            return bases[0] == bases[1] or _base_ten(*bases, gold, answer)
+        return self.same_quantities(read_quantity(gold), read_quantity(answer))
+
+    def same_quantities(self, gold: Quantity, answer: Quantity) -> bool:
+        if units_conflict(gold.unit, answer.unit):
+            return False
+        one, other = exact.value(gold.core), exact.value(answer.core)
+        if one is None or other is None:
+            return gold.core == answer.core or self.decide("equal", gold.core, answer.core)
+        if one == other:
+            return True
+        if gold.percent != answer.percent:
+            return one / 100 == other if gold.percent else one == other / 100
+        if exact.is_decimal(gold.core) == exact.is_decimal(answer.core):
+            return False
+        decimal, number = (gold.core, other) if exact.is_decimal(gold.core) else (answer.core, one)
+        return exact.agrees_to_its_digits(decimal, number)
+
+    def same_relations(self, gold: Relation, answer: Relation) -> bool:
+        gold, answer = _ascending(gold), _ascending(answer)
+        if gold == answer:
+            return True
+        if "∈" in gold.signs + answer.signs:
+            one, other = (_set_of(relation) or interval(relation) for relation in (gold, answer))
+            return one is not None and other is not None and self.same(one, other)
+        if gold.signs == answer.signs and len(gold.signs) > 1 and self._same_parts(gold, answer):
+            return True
+        if set(gold.signs) | set(answer.signs) <= {"=", "≈"}:
+            return self.same_equations(gold, answer)
+        one, other = interval(gold), interval(answer)
+        if one is not None and other is not None:
+            return _label_in(gold) == _label_in(answer) and self.same(one, other)
+        if len(gold.signs) == len(answer.signs) == 1 and gold.signs == answer.signs:
+            question = "proportional" if gold.signs == "≠" else "positively_proportional"
+            return self.decide(question, _difference(gold), _difference(answer))
+        return False
+
+    def _same_parts(self, gold: Relation, answer: Relation) -> bool:
+        return self.same_in_order(tuple(map(read_form, gold.parts)), tuple(map(read_form, answer.parts)))
+
+    def same_equations(self, gold: Relation, answer: Relation) -> bool:
+        labels = gold.parts[0], answer.parts[0]
+        if all(map(is_label, labels)) and (labels[0] == labels[1] or all(map(_is_ordinate, labels))):
+            return self.same(read_form(assigned(gold)), read_form(assigned(answer)))
+        if all("(" in label and "," in label for label in labels):  # (p,q) = (3,2)
+            return self._same_parts(gold, answer)
+        if len(gold.signs) == len(answer.signs) == 1:
+            return self.decide("proportional", _difference(gold), _difference(answer))
+        return False
+
+    def relation_means(self, relation: Relation, other: Form, lenient: bool) -> bool:
+        """Whether a relation states the value or the set that the other side gives; `lenient` for the response's own label."""
+        as_set = _set_of(relation) if "∈" in relation.signs else interval(_ascending(relation))
+        if as_set is not None:
+            return self.same(as_set, other)
+        if not set(relation.signs) <= {"=", "≈"}:
+            return False
+        text = assigned(relation, lenient)
+        if text is None:
+            return False
+        pair = (other, read_form(text)) if lenient else (read_form(text), other)
+        if self.same(*pair):
+            return True
+        rounded = relation.parts[-1]
+        return lenient and relation.signs[-1] == "≈" and isinstance(other, Scalar) and "." in other.text and other.text == rounded
+
+
+_LABEL = re.compile(
+    r"(?:\\text\{[^{}]*\}|\\(?!sqrt|frac|sum|prod|int|binom)[a-zA-Z]+|[A-Za-z'|{}:,°ℝ]|_\{[^{}]*\}|_[A-Za-z0-9]|\([^()]*\)|\[[A-Za-z]+\]"
+    r"|\^\{?(?:-1|\*)\}?|\\frac\{d[a-z]?\}\{d[a-z]\}|d[a-z]/d[a-z]|(?<=[A-Za-z])\d)+"
+)
+_LINEAR = re.compile(r"(?:[A-Za-z0-9+\-*/_{}()|'.]|\\(?:frac|cdot|text|angle|alpha|beta|gamma|theta|lambda|mu)(?![a-zA-Z]))+")
+_BASED = re.compile(r"\(?(-?[0-9][0-9A-Fa-f]*|[A-Fa-f]+[0-9][0-9A-Fa-f]*)\)?_(?:\{(?:\\text\{)?([0-9a-z]+)\}?\}|(\d))")
+_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12}
+
+
+def is_label(text: str) -> bool:
+    """Whether `text` names a value, as x, f(x), |AB|, (p,q), V_1:V_2 or \\angle ABC do."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def assigned(relation: Relation, lenient: bool = False) -> str | None:
+    """The value that `x = 5`, `S = a = b ≈ 0.5` or `a ≈ 0.5` states exactly, or None if the equation states none.
+
+    `lenient` also takes the value of a linear combination (m+n = 25), which for a gold answer would be an equation in its own right.
+    """
+    parts, signs = relation.parts, relation.signs
+    until = signs.find("≈") + 1 if "≈" in signs else len(parts)
+    if is_label(parts[0]):
+        return parts[until - 1] if until > 1 else parts[1]
+    if signs[0] == "≈":
+        return parts[0]
+    if is_label(parts[-1]) and len(parts) == 2:
+        return parts[0]
+    names_value = lenient and (exact.value(parts[0]) is not None or _LINEAR.fullmatch(parts[0]))
+    return parts[until - 1] if names_value else None
+
+
+def based(text: str) -> tuple[int, int] | None:
+    """(value, base) of a number written with its base: 204_5, 204_{five}, A1_{16}."""
+    match = _BASED.fullmatch(text)
+    if not match:
+        return None
+    name = match.group(2) or match.group(3)
+    base = int(name) if name.isdigit() and len(name) < 3 else _BASE_NAMES.get(name, 0)
+    digits = match.group(1).lower()
+    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits.lstrip("-")):
+        return None
+    return int(digits, base), base
+
+
+def _base_ten(gold_base: tuple[int, int] | None, answer_base: tuple[int, int] | None, gold: str, answer: str) -> bool:
+    """A number without a base is in base ten; two different bases are different answers."""
+    if gold_base and answer_base:
+        return False
+    number, base = gold_base or answer_base or (0, 0)
+    return base == 10 and exact.value(answer if gold_base else gold) == number
+
+
+def interval(relation: Relation) -> Group | None:
+    """The interval that an ascending chain of inequalities about one label describes: a < x ≤ b is (a, b]."""
+    relation = _ascending(relation)
+    parts, signs = relation.parts, relation.signs
+    if not set(signs) <= {"<", "≤"}:
+        return None
+    if len(parts) == 3 and is_label(parts[1]):
+        low, high = read_form(parts[0]), read_form(parts[2])
+        return Group("[" if signs[0] == "≤" else "(", "]" if signs[1] == "≤" else ")", (low, high))
+    if len(parts) == 2 and is_label(parts[0]) and not is_label(parts[1]):
+        return Group("(", "]" if signs == "≤" else ")", (Scalar("-∞"), read_form(parts[1])))
+    if len(parts) == 2 and is_label(parts[1]) and not is_label(parts[0]):
+        return Group("[" if signs == "≤" else "(", ")", (read_form(parts[0]), Scalar("∞")))
+    return None
+
+
+def _label_in(relation: Relation) -> str:
+    return next(part for part in (relation.parts[1], *relation.parts) if is_label(part))
+
+
+def _ascending(relation: Relation) -> Relation:
+    """The same chain with < and ≤ instead of > and ≥."""
+    if not set(relation.signs) & {">", "≥"} or set(relation.signs) & {"<", "≤"}:
+        return relation
+    return Relation(relation.parts[::-1], relation.signs[::-1].replace(">", "<").replace("≥", "≤"))
+
+
+def _set_of(relation: Relation) -> Form | None:
+    return read_form(relation.parts[1]) if relation.signs == "∈" and is_label(relation.parts[0]) else None
+
+
+def _difference(relation: Relation) -> str:
+    return f"({relation.parts[1]})-({relation.parts[0]})"
+
+
+def _is_ordinate(label: str) -> bool:
+    """y, f(x), g(t): what the graph of a function calls its height."""
+    return re.fullmatch(r"y|[fgh]\([a-z]\)", label) is not None
+
+
+def _key(form: Form) -> str:
+    if isinstance(form, Words):
+        return form.key
+    return words_key(form.text) if isinstance(form, Scalar) and re.fullmatch(r"[A-Za-z]+|\\text\{.*\}", form.text) else ""
+
+
+def _rows(form: Form) -> tuple[tuple[Form, ...], ...]:
+    """The rows of a matrix, also of one written as a list of lists."""
+    if isinstance(form, Matrix):
+        return form.rows
+    if isinstance(form, Group) and all(isinstance(item, Group) for item in form.items):
+        return tuple(item.items for item in form.items if isinstance(item, Group))
+    return ()
+
+
+def _same_ratio(gold: Ratio, answer: Ratio) -> bool:
+    """2:4 is 1:2; a clock time with a zero (12:00, 7:05) is no ratio."""
+    texts = [[part.text if isinstance(part, Scalar) else "" for part in ratio.parts] for ratio in (gold, answer)]
+    if len(texts[0]) != len(texts[1]) or any(text.startswith("0") for text in texts[0] + texts[1]):
+        return False
+    one, other = ([exact.value(text) for text in side] for side in texts)
+    if None in one or None in other or not all(one) or not all(other):
+        return False
+    scales = {Fraction(a) / Fraction(b) for a, b in zip(one, other, strict=True) if a is not None and b is not None}
+    return len(scales) == 1 and scales.pop() > 0

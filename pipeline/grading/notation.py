@@ -1,0 +1,146 @@
+"""One spelling for mathematical text: LaTeX, Unicode and plain text become the same short notation, in which each operator is one sign.
+
+canonical() keeps \\frac, \\sqrt, \\binom, \\text and matrix environments and turns the rest into signs (≤ ∪ ∞ π ° ± ∈ ...), braces
+of sets into ⦃ ⦄, and every kind of blank into one space. It never decides anything: two answers that differ still differ.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+MAX_LENGTH = 1000  # longer answers are compared as strings only
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_UNICODE = str.maketrans(
+    {
+        **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width forms
+        **dict.fromkeys(map(ord, "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"), " "),
+        **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), ""),
+        **dict.fromkeys(map(ord, "−–—‐‑‒﹣"), "-"),
+        **dict.fromkeys(map(ord, "×·⋅∙∗•"), "*"),
+        **dict.fromkeys(map(ord, "÷∕⁄"), "/"),
+        **dict.fromkeys(map(ord, "€£¥￥₹"), ""),
+        **dict.fromkeys(map(ord, "≤⩽≦"), "≤"),
+        **dict.fromkeys(map(ord, "≥⩾≧"), "≥"),
+        **dict.fromkeys(map(ord, "≈≅≃"), "≈"),
+        **dict.fromkeys(map(ord, "º˚"), "°"),
+        **dict.fromkeys(map(ord, "，、"), ","),
+        **dict.fromkeys(map(ord, "∶："), ":"),
+        **dict.fromkeys(map(ord, "∅∅"), "∅"),
+        **dict.fromkeys(map(ord, "⟨〈"), "("),
+        **dict.fromkeys(map(ord, "⟩〉"), ")"),
+        **dict.fromkeys(map(ord, "′’"), "'"),
+        **{ord(sign): text for sign, text in {"½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23"}.items()},
+        **{ord(sign): text for sign, text in {"⅕": "\\frac15", "⅙": "\\frac16", "⅛": "\\frac18", "√": "\\sqrt", "∛": "\\sqrt[3]"}.items()},
+        **{ord(sign): text for sign, text in {"θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "φ": "\\phi "}.items()},
+        **{ord(sign): text for sign, text in {"∑": "\\sum", "∏": "\\prod", "∫": "\\int", "。": ".", "％": "%", "…": "...", "ℝ": "ℝ"}.items()},
+    }
+)
+_SIGNS = {
+    **dict.fromkeys(("le", "leq", "leqslant", "leqq"), "≤"),
+    **dict.fromkeys(("ge", "geq", "geqslant", "geqq"), "≥"),
+    **dict.fromkeys(("ne", "neq"), "≠"),
+    **dict.fromkeys(("approx", "thickapprox", "simeq", "cong", "doteq"), "≈"),
+    **dict.fromkeys(("cdot", "times", "ast", "bullet"), "*"),
+    **dict.fromkeys(("langle",), "("),
+    **dict.fromkeys(("rangle",), ")"),
+    **dict.fromkeys(("lbrace",), "⦃"),
+    **dict.fromkeys(("rbrace",), "⦄"),
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    **dict.fromkeys(("emptyset", "varnothing"), "∅"),
+    **dict.fromkeys(("setminus", "backslash"), "∖"),
+    **dict.fromkeys(("lor", "vee", "land", "wedge"), ","),
+    **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "space"), " "),
+    **dict.fromkeys(("dots", "ldots", "cdots"), "..."),
+    **dict.fromkeys(("lbrack",), "["),
+    **dict.fromkeys(("rbrack",), "]"),
+    **{"lt": "<", "gt": ">", "div": "/", "pm": "±", "mp": "∓", "cup": "∪", "cap": "∩", "in": "∈", "infty": "∞", "pi": "π", "degree": "°"},
+    **{"colon": ":", "lfloor": "⌊", "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "pounds": "", "euro": "", "prime": "'", "cr": "\\cr "},
+    **dict.fromkeys(("left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr"), ""),
+    **dict.fromkeys(("displaystyle", "textstyle", "limits", "nolimits", "rm", "bf", "it", "boldsymbol", "bm", "hfill", "hline"), ""),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
+    **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
+}
+_TEXT = r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|operatorname\*?)(?![a-zA-Z])"
+_TEXT_MACRO = re.compile(_TEXT)
+_TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)(?=( ?))")
+_SPACING = re.compile(r"\\[,;:> ]|~|\\hspace\*?\{[^{}]*\}|\\phantom\{[^{}]*\}|\\(?:hline)\b")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\circ(?![a-zA-Z])")
+_JOINING_WORD = re.compile(r"(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}])")
+_FACTORIAL_EQUALS = re.compile(r"(?<=[\w)}])!\s*=")
+_BLANKS = re.compile(r"\s+")
+_TIGHT = re.compile(r"(?<!\d) | (?!\d)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.,/] )(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
+_DOTTED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
+
+
+@lru_cache(maxsize=8192)
+def canonical(text: str) -> str:
+    """The short notation of `text`; idempotent. Length at most a small multiple of the input's."""
+    if not text.isascii():
+        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
+        text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m.group().translate(_SUBSCRIPTS) + "}", text)
+        text = text.translate(_UNICODE)
+    if "\\" in text:
+        text = _without_latex(text)
+    text = text.replace("**", "^").replace("{,}", ",").replace("$", "")
+    text = _FACTORIAL_EQUALS.sub("! =", text)
+    text = text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠").replace("~=", "≈").replace("+/-", "±").replace("+-", "±")
+    text = _JOINING_WORD.sub(",", text)
+    text = _BLANKS.sub(" ", text).strip()
+    if " " in text:
+        text = _THIN_THOUSANDS.sub(lambda m: m.group().replace(" ", ""), text)
+    text = _DOTTED_THOUSANDS.sub(lambda m: m.group().replace(".", ""), text)
+    while text and text[-1] in ".,;" and not text.endswith("..."):
+        text = text[:-1].rstrip()
+    return text
+
+
+def _without_latex(text: str) -> str:
+    if "\\begin" in text:
+        text = re.sub(r"\\\\(?:\[[^\]]*\])?", r"\\cr ", text)
+    else:
+        text = re.sub(r"\\\\(?=[a-zA-Z{}(),!;%$])", r"\\", text)
+    text = re.sub(r",\\! *", ",", text).replace("\\!", "")
+    text = re.sub(r"\\[()\[\]]", "", text)
+    text = _DEGREE.sub("°", text)
+    text = _SPACING.sub(" ", text)
+    text = text.replace("\\$", "").replace("\\%", "%").replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|").replace("\\_", "_")
+    text = text.replace("\\&", "&").replace("\\#", "").replace("\\\n", " ")
+    text = re.sub(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", lambda m: {"R": "ℝ"}.get(m.group(1), f"\\text{{{m.group(1)}}}"), text)
+    text = _TEXT_MACRO.sub(r"\\text", text)
+    text = re.sub(r"\\text ([A-Za-z])", r"\\text{\1}", text)
+    text = _TEXT_GROUP.sub(_text_group, text)
+    text = re.sub(r"\\not\s*(?:=|\\in(?![a-zA-Z]))", "≠", text)
+    return _COMMAND.sub(_sign, text)
+
+
+def _text_group(match: re.Match[str]) -> str:
+    """\\text{ and } joins a list; \\mathrm{e}, \\mathrm{i} and \\mathrm{d} are letters of the formula."""
+    words = match.group(1).strip()
+    if words in ("and", "or", ","):
+        return ","
+    return words if words in ("e", "i", "d") else f"\\text{{{match.group(1)}}}"
+
+
+def _sign(match: re.Match[str]) -> str:
+    return _SIGNS.get(match.group(1), match.group())
+
+
+def compact(text: str) -> str:
+    """`text` in canonical notation without blanks, except between two digits: "2 2/3" is not "22/3"."""
+    return _TIGHT.sub("", text)
+
+
+def has_thousands(text: str) -> bool:
+    """Whether a comma in `text` may separate thousands rather than members of a list."""
+    return "," in text and _THOUSANDS.search(text) is not None
+
+
+def join_thousands(text: str) -> str:
+    """1,234,567 -> 1234567; `1,2` and `1, 234` stay lists."""
+    return _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)

@@ -1,0 +1,125 @@
+"""One worker: a process whose main thread grades one pair at a time, under memory and CPU limits, and that its parent may kill.
+
+Requests and replies are JSON lines on stdin and stdout: {"policy", "gold", "answer", "switches"} -> {"verdict", "rule"} or {"error"}.
+It ends when stdin closes or its parent is gone. mpmath is imported at the start; sympy and math-verify when a formula needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import resource
+import select
+import sys
+from typing import Any
+
+from pipeline.grading import equivalence, numeric, primemath
+from pipeline.grading.expression import NotationError
+from pipeline.grading.notation import canonical
+
+MEMORY_BYTES = 2 << 30
+CPU_GRACE_S = 15  # beyond what a parent waits for: ends a computation whose parent is gone
+PARENT_CHECK_S = 0.5
+_TOO_LARGE = re.compile(r"\d{40,}|\d{4,}\s*[})]*\s*!|[)}]\s*!|\^.*\^.*\^|\d{5,}\}?\s*\\?(?:int|sum|prod)|\^\s*\{?\s*-?\d{4,}")
+
+
+class Decider:
+    """Answers the questions of the strict comparison; `rule` names what decided last."""
+
+    def __init__(self) -> None:
+        self.rule = "structure"
+
+    def __call__(self, question: equivalence.Question, gold: str, answer: str) -> bool:
+        self.rule = "numeric"
+        try:
+            if question == "equal":
+                return numeric.equal(gold, answer)
+            return numeric.same_equation(gold, answer, positive=question == "positively_proportional")
+        except NotationError:
+            self.rule = "math_verify"
+            suffix = "=0" if question == "proportional" else "<0" if question == "positively_proportional" else ""
+            return verify(gold + suffix, answer + suffix)
+
+
+def verify(gold: str, answer: str) -> bool:
+    """math-verify's verdict on two formulas that our own reader does not know; its LaTeX grammar only, which executes nothing."""
+    if _TOO_LARGE.search(gold) or _TOO_LARGE.search(answer):
+        return False
+    import math_verify
+
+    targets = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
+    parsed = []
+    for text in (gold, answer):
+        latex = _as_latex(text)
+        found = math_verify.parse(f"${latex}$", targets, fallback_mode="no_fallback", parsing_timeout=None)
+        if not found:
+            return False
+        parsed.append(found)
+    return bool(math_verify.verify(*parsed, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+_LATEX = {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "=", "∪": "\\cup ", "∩": "\\cap ", "∞": "\\infty ", "π": "\\pi ", "∈": "\\in "}
+_LATEX |= {"⦃": "\\{", "⦄": "\\}", "°": "^\\circ ", "±": "\\pm ", "∖": "\\setminus ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "\\cr": "\\\\"}
+
+
+def _as_latex(text: str) -> str:
+    for sign, latex in _LATEX.items():
+        text = text.replace(sign, latex)
+    return text
+
+
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one request; what goes wrong in mathematics on untrusted text becomes an error reply, never the end of the worker."""
+    try:
+        if request["policy"] == "strict":
+            decide = Decider()
+            verdict = equivalence.equivalent(request["gold"], request["answer"], decide)
+            return {"verdict": verdict, "rule": decide.rule}
+        switches = primemath.Switches(**request["switches"])
+        verdict = primemath.matches(request["gold"], request["answer"], switches, _prime_formulas(switches))
+        return {"verdict": verdict, "rule": "prime_symbolic"}
+    except Exception as error:  # the text is untrusted and sympy raises anything: the verdict must still come back
+        return {"error": type(error).__name__}
+
+
+def _prime_formulas(switches: primemath.Switches) -> primemath.SameFormula:
+    def same_formula(gold: str, answer: str) -> bool:
+        try:
+            return numeric.close(canonical(gold), canonical(answer), switches.rel_tol)
+        except NotationError:
+            return False
+
+    return same_formula
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe or disappears."""
+    parent = os.getppid()
+    replies = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing but replies may reach the pipe
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)
+    os.write(replies, b"ready\n")
+    pending = b""
+    while True:
+        while b"\n" not in pending:
+            if select.select([0], [], [], PARENT_CHECK_S)[0]:
+                chunk = os.read(0, 1 << 16)
+                if not chunk:
+                    return
+                pending += chunk
+            elif os.getppid() != parent:
+                return
+        line, _, pending = pending.partition(b"\n")
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_GRACE_S, resource.RLIM_INFINITY))
+        reply = answer_request(json.loads(line))
+        os.write(replies, json.dumps(reply).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(5000)
+    main()

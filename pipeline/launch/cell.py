@@ -1,0 +1,116 @@
+"""The job behind one cell of the table: set up engines and state, run the loop, write the results - run.json last."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline import checkpoint
+from pipeline.artifacts import Cell, write_json
+from pipeline.broadcast.published import sha256
+from pipeline.checkpoint import CellState, write_rows
+from pipeline.config import CellSettings, fingerprint
+from pipeline.launch.engines import policy_trainer, rollout_engine
+from pipeline.launch.lease import lease
+from pipeline.launch.progress import CellProgress
+from pipeline.loop import CellInputs, CellRun
+from pipeline.policy.checkpoint import hf_state, read_policy
+from pipeline.policy.cpu import configure_cpu
+from pipeline.problems.prepare import read_problems
+
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")
+
+
+def train_cell(
+    settings: CellSettings, problems: Path, base_policy: Path, state_root: Path, results: Path, retrain: bool = False
+) -> None:
+    """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
+
+    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed. Finished state means
+    that the cell was forced to run again: it is set aside and training starts at step 0 - in preset full only with retrain=true,
+    otherwise the results are written again from it.
+    """
+    configure_cpu(settings.trainer.threads)
+    started = time.time()
+    weights_file = base_policy / "model.safetensors"
+    base, _, tokenizer = read_policy(base_policy)
+    inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
+    identity = fingerprint(settings, sha256(weights_file), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet"))
+    folder = state_root / identity
+    with lease(state_root):
+        if _finished_before(folder / "finished", started) and (retrain or settings.preset != "full"):
+            os.replace(folder, _aside(folder))
+        trainer = policy_trainer(settings, hf_state(base))
+        engine = rollout_engine(settings, tokenizer)
+        progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
+        try:
+            state = CellRun(settings, inputs, engine, trainer, folder, progress).run()
+        finally:
+            engine.close()
+            progress.close()
+        checkpoint.prune_weights({entry["path"] for entry in state.retained.values()})
+        write_rows(results / "steps.parquet", state.step_rows)
+        write_rows(results / "evals.parquet", state.eval_rows)
+        write_json(results / "run.json", run_record(settings, identity, state, time.time() - started))
+        (folder / "finished").touch()
+
+
+def _finished_before(marker: Path, moment: float) -> bool:
+    """Whether the state was finished before this attempt began - not by a process whose lease this attempt waited for."""
+    return marker.exists() and marker.stat().st_mtime < moment
+
+
+def _aside(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
+        number += 1
+    return aside
+
+
+def run_record(settings: CellSettings, identity: str, state: CellState, attempt_s: float) -> dict[str, Any]:
+    """The content of run.json: what was run, where, with what, how long it took, and what it kept."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "method": settings.method,
+        "lag": settings.lag,
+        "seed": settings.seed,
+        "preset": settings.preset,
+        "settings": settings.model_dump(),
+        "fingerprint": identity,
+        "git_revision": git_revision(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "hardware": {"machine": platform.machine(), "processor": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "wall_s": {"total": attempt_s, **state.seconds},
+        "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
+        "peak_memory_bytes": 1024 * (own.ru_maxrss + children.ru_maxrss),
+        "steps": len(state.step_rows),
+        "nonfinite_steps": [row["step"] for row in state.step_rows if not row["finite"]],
+        "resumed_at": state.resumed_at,
+        "retained_weights": state.retained,
+        "examples": state.examples,
+    }
+
+
+def git_revision() -> str | None:
+    """The commit that is checked out, with "+changes" when tracked files differ from it; None outside a checkout."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode != 0
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if dirty else "")
+
+
+def cpu_name() -> str:
+    """The processor's model name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,199 @@
+"""One cell: batch-wise asynchronous RL, as the paper's algorithm box.
+
+    load the base weights into the engine as version 0, request batch 0
+    for k = 0, 1, ...:
+        request batch k+1 (asynchronous: it is generated with the weights the engine holds now, while batch k trains)
+        wait for batch k, grade it, take m optimizer steps on it
+        every n batches: publish the weights; the engine loads them after what it was asked before
+        every few steps: evaluate the engine's version, on the engine
+
+Weights, versions and data order are a function of the settings alone: whether generation overlaps training, where the run was killed
+and how often it was resumed change nothing (with SGLang: nothing but the responses themselves).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import checkpoint
+from pipeline.checkpoint import CellState
+from pipeline.config import CellSettings
+from pipeline.evaluation.evaluate import Evaluation
+from pipeline.policy.tokenizer import Tokenizer
+from pipeline.records import Problem, RolloutBatch, Sample
+from pipeline.rollout.collector import Collector
+from pipeline.rollout.engine import RolloutEngine
+from pipeline.rollout.schedule import Schedule
+from pipeline.trainer.trainer import PolicyTrainer
+
+
+@dataclass(frozen=True)
+class CellInputs:
+    """What a cell reads: training problems, evaluation problems, the tokenizer of the base policy."""
+
+    train: Sequence[Problem]
+    evaluation: Sequence[Problem]
+    tokenizer: Tokenizer
+
+
+class CellRun:
+    """The loop over one cell. state_folder: checkpoints and retained weights.  report: called with every finished step's row."""
+
+    def __init__(
+        self,
+        settings: CellSettings,
+        inputs: CellInputs,
+        engine: RolloutEngine,
+        trainer: PolicyTrainer,
+        state_folder: Path,
+        report: Callable[[dict[str, Any], list[dict[str, Any]]], None],
+    ) -> None:
+        self.settings, self.inputs, self.engine, self.trainer = settings, inputs, engine, trainer
+        self.folder, self.report = state_folder, report
+        self.schedule = Schedule.of(settings)
+        replay = settings.resolved_method().routing_replay
+        self.collector = Collector(
+            engine, self.schedule, inputs.train, inputs.tokenizer, settings.rollout, settings.seed, return_routed_experts=replay
+        )
+        self.state = CellState()
+        self.evaluation: Evaluation | None = None
+        self.last_wait_s = 0.0
+
+    def run(self) -> CellState:
+        schedule, state = self.schedule, self._start()
+        for batch in range(state.next_batch, schedule.num_batches):
+            with self._timed("wait"):
+                self.collector.submit(batch)
+                if schedule.asynchronous:
+                    self.collector.submit(batch + 1)
+                self._request_evaluation()
+                rollouts = self.collector.take(batch)
+            self._train(rollouts)
+            if schedule.publishes_after(batch):
+                self._collect_evaluation()
+                self._publish()
+            state.next_batch = batch + 1
+            self._forget_unneeded_versions()
+            self._save_checkpoint_if_due()
+        self._request_evaluation()
+        self._collect_evaluation()
+        self._retain("last", state.newest.version)
+        return state
+
+    def _start(self) -> CellState:
+        """Resume from the newest checkpoint, or begin with the base weights as version 0. Either way the engine is loaded first."""
+        resumed = checkpoint.resume(self.folder / "checkpoints", self.trainer)
+        self.state = resumed or CellState(published={0: self.trainer.publish()})
+        for version in sorted(self.state.published):
+            self.engine.load(self.state.published[version])
+            if version == self.schedule.generating_version(self.state.next_batch):
+                self.collector.submit(self.state.next_batch)
+        return self.state
+
+    def _train(self, rollouts: RolloutBatch) -> None:
+        m = self.schedule.steps_per_batch
+        generating = self.state.published[self.schedule.generating_version(rollouts.index)]
+        wait_s = self.last_wait_s
+        with self._timed("train"):
+            rows = zip(rollouts.parts(m), self.trainer.train_batch(rollouts, m, generating), strict=True)
+            for position, (samples, row) in enumerate(rows):
+                step = rollouts.index * m + position
+                published = self.state.newest.version
+                row |= sample_columns(samples, step, rollouts.group_size)
+                row |= {
+                    "step": step,
+                    "batch": rollouts.index,
+                    "first_of_batch": position == 0,
+                    "published_version": published,
+                    "publish_debt": step - published,
+                    "generate_s": rollouts.generate_s / m,
+                    "wait_s": wait_s if position == 0 else 0.0,
+                }
+                self.state.step_rows.append(row)
+                self.report(row, self.state.eval_rows)
+
+    def _publish(self) -> None:
+        with self._timed("publish"):
+            published = self.trainer.publish()
+            self.state.published[published.version] = published
+            self.engine.load(published)
+
+    def _request_evaluation(self) -> None:
+        """Ask for the evaluation of the newest version once it is due; a version is generated once."""
+        version = self.state.newest.version
+        done = any(row["policy_version"] == version for row in self.state.eval_rows[-1:])
+        if self.evaluation is None and not done and self.schedule.evaluation_steps(version):
+            self.evaluation = Evaluation(
+                self.engine, self.inputs.tokenizer, self.inputs.evaluation, self.settings, version, "evaluation"
+            )
+
+    def _collect_evaluation(self) -> None:
+        """Wait for the evaluation in flight, record its rows at every step that reports this version, keep the best weights."""
+        if self.evaluation is None:
+            return
+        with self._timed("evaluate"):
+            rows = self.evaluation.rows()
+        version = self.evaluation.version
+        for number, step in enumerate(self.schedule.evaluation_steps(version)):
+            self.state.eval_rows += [{"step": step, "repeated": number > 0, **row} for row in rows]
+        score = sum(row["correct"] for row in rows) / len(rows)
+        if self.state.best is None or score > self.state.best[0]:
+            self.state.best = score, version
+            self._retain("best", version)
+        self.state.examples = self.evaluation.examples(6)
+        self.evaluation = None
+
+    def _retain(self, name: str, version: int) -> None:
+        """Keep the weights of `version` on disk under `name`; checkpoint.save removes files that no checkpoint names any more."""
+        path = self.folder / "weights" / f"version_{version:06d}.safetensors"
+        digest = self.state.published[version].write(path)
+        self.state.retained[name] = {"version": version, "path": str(path), "sha256": digest}
+
+    def _forget_unneeded_versions(self) -> None:
+        needed = {self.state.newest.version, self.schedule.generating_version(self.state.next_batch)}
+        self.state.published = {version: weights for version, weights in self.state.published.items() if version in needed}
+
+    def _save_checkpoint_if_due(self) -> None:
+        """Save every checkpoint_interval optimizer steps, at the batch boundary on or after it, and at the end."""
+        m, interval = self.schedule.steps_per_batch, self.settings.trainer.checkpoint_interval
+        step = self.state.next_batch * m
+        if step // interval > (step - m) // interval or self.state.next_batch == self.schedule.num_batches:
+            checkpoint.save(self.folder / "checkpoints", step, self.state, self.trainer)
+
+    @contextmanager
+    def _timed(self, activity: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        elapsed = time.perf_counter() - started
+        self.state.seconds[activity] = self.state.seconds.get(activity, 0.0) + elapsed
+        if activity == "wait":
+            self.last_wait_s = elapsed
+
+
+def sample_columns(samples: Sequence[Sample], step: int, group_size: int) -> dict[str, Any]:
+    """The columns of a step that follow from its samples: lags by token (step minus the engine's stamp), rewards, lengths."""
+    lags: Counter[int] = Counter()
+    for sample in samples:
+        lags.update((step - sample.response.policy_version).tolist())
+    rewards = [sample.reward for sample in samples]
+    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
+    num_tokens = sum(lags.values())
+    return {
+        "lag_mean": sum(lag * count for lag, count in lags.items()) / num_tokens,
+        "lag_min": min(lags),
+        "lag_max": max(lags),
+        "lag_histogram": json.dumps({str(lag): lags[lag] for lag in sorted(lags)}),
+        "reward_mean": sum(rewards) / len(rewards),
+        "zero_variance_share": sum(len(set(group)) == 1 for group in groups) / len(groups),
+        "response_length_mean": num_tokens / len(samples),
+        "truncated_share": sum(sample.response.finish_reason == "length" for sample in samples) / len(samples),
+        "num_responses": len(samples),
+        "num_tokens": num_tokens,
+    }

@@ -1,0 +1,34 @@
+"""What the loop asks of a trainer. Nothing else knows whether PyTorch on a laptop or Megatron-core on a node computes the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.records import RolloutBatch
+
+
+class PolicyTrainer(Protocol):
+    version: int
+    """Optimizer steps in the current weights."""
+
+    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[dict[str, Any]]:
+        """Train on `batch` in `num_steps` optimizer steps and yield one row of diagnostics per step.
+
+        generating: the version that sampled the batch, for the denominator `rollout_weights`.
+        """
+        ...
+
+    def publish(self) -> PublishedWeights:
+        """A copy of the current weights under their Hugging Face names, stamped with `version`."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write everything a bit-identical continuation needs to one file."""
+        ...
+
+    def restore(self, path: Path) -> None:
+        """Continue from a file written by `save`. Raises ValueError when it is damaged or of another model."""
+        ...

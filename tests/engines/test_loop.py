@@ -1,0 +1,275 @@
+"""The loop with the torch engines: realised lags, resumption bit for bit, independence of overlap and micro-batching, odd batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import checkpoint
+from pipeline.artifacts import Cell
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.config import CellSettings, load_settings
+from pipeline.launch.engines import rollout_engine
+from pipeline.loop import CellInputs, CellRun
+from pipeline.objective.methods import METHODS
+from pipeline.problems.prepare import prepare, read_problems
+from pipeline.records import Problem, Response, RolloutBatch
+from pipeline.rollout.collector import Collector, ProblemStream
+from pipeline.rollout.schedule import Schedule
+from pipeline.rollout.torch_engine import EngineSpec, InlineTorchEngine
+from pipeline.trainer.torch_trainer import TorchTrainer
+from tests.engines.conftest import published
+
+SMALL = {
+    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_response_tokens": 16, "overlap": False, "generate_ahead": 8},
+    "trainer": {"steps": 6, "checkpoint_interval": 3},
+    "evaluation": {"interval": 2, "num_samples": 2, "max_response_tokens": 16},
+    "cells": {"stress": {"methods": [], "lags": []}},
+}
+
+
+def cell(method: str, lag: str, **changes: dict[str, Any]) -> CellSettings:
+    merged = {name: SMALL.get(name, {}) | changes.get(name, {}) for name in SMALL | changes}
+    return load_settings(overrides=merged).cell(Cell(method, lag, 0))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, tokenizer) -> CellInputs:
+    folder = tmp_path_factory.mktemp("problems")
+    settings = load_settings().problems.model_copy(update={"train_count": 40, "evaluation_count": 5, "scoring_count": 5})
+    prepare(settings, folder)
+    return CellInputs(read_problems(folder / "train.parquet"), read_problems(folder / "evaluation.parquet"), tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def rewards_vary(monkeypatch):
+    """An untrained policy answers nothing correctly; a verdict that depends on the tokens makes every step move the weights."""
+
+    def parity(response: Response, *_: object) -> str:
+        return "correct" if int(response.response_ids.sum()) % 2 else "incorrect"
+
+    for module in ("pipeline.rollout.collector", "pipeline.evaluation.evaluate"):
+        monkeypatch.setattr(f"{module}.grade_response", parity)
+
+
+class Killed(Exception):
+    """Stands for the end of the process in the middle of a run."""
+
+
+def run(settings: CellSettings, inputs: CellInputs, folder: Path, kill_at: int | None = None) -> tuple[CellRun, TorchTrainer]:
+    def report(row: dict[str, Any], _evals: list) -> None:
+        if row["step"] == kill_at:
+            raise Killed
+
+    trainer = TorchTrainer(settings, published(settings.model).weights)
+    engine = rollout_engine(settings, inputs.tokenizer)
+    cell_run = CellRun(settings, inputs, engine, trainer, folder, report)
+    try:
+        cell_run.run()
+    finally:
+        engine.close()
+    return cell_run, trainer
+
+
+def assert_equal_runs(one: tuple[CellRun, TorchTrainer], other: tuple[CellRun, TorchTrainer]) -> None:
+    """Bit for bit: weights (which have moved), every diagnostic, every evaluation row, the retained versions."""
+    assert all(row["grad_norm"] > 0.0 for row in one[0].state.step_rows)
+    for name, tensor in one[1].publish().weights.items():
+        assert torch.equal(tensor, other[1].publish().weights[name]), name
+    timings = {"train_s", "generate_s", "wait_s"}
+    for mine, theirs in zip(one[0].state.step_rows, other[0].state.step_rows, strict=True):
+        for name in mine.keys() - timings:
+            assert mine[name] == theirs[name] or (mine[name] != mine[name] and theirs[name] != theirs[name]), name
+    assert one[0].state.eval_rows == other[0].state.eval_rows
+    assert one[0].state.best == other[0].state.best
+    shas = [{name: entry["sha256"] for name, entry in r[0].state.retained.items()} for r in (one, other)]
+    assert shas[0] == shas[1]
+
+
+def realised_lags(cell_run: CellRun) -> list[tuple[int, int]]:
+    return [(row["lag_min"], row["lag_max"]) for row in cell_run.state.step_rows]
+
+
+@pytest.mark.parametrize("lag", ["0", "1", "8", "8-15"])
+def test_realised_lags_are_the_schedules(lag, inputs, tmp_path):
+    steps = 16 if lag == "8-15" else 11
+    settings = cell("grpo", lag, trainer={"steps": steps, "checkpoint_interval": 100})
+    cell_run, trainer = run(settings, inputs, tmp_path)
+    assert realised_lags(cell_run) == [(Schedule.of(settings).lag(step),) * 2 for step in range(steps)]
+    assert trainer.version == steps == len(cell_run.state.step_rows)
+    for row in cell_run.state.step_rows:
+        histogram = json.loads(row["lag_histogram"])
+        assert sum(histogram.values()) == row["num_tokens"] and list(histogram) == [str(row["lag_min"])]
+        assert row["publish_debt"] == row["step"] - row["published_version"]
+
+
+@pytest.mark.parametrize("method", ["sat-gspo-r3", "grpo-tis"])
+@pytest.mark.parametrize(("lag", "kill_at"), [("1", 3), ("1", 5), ("8", 1), ("8", 4), ("8", 10), ("8-15", 9)])
+def test_a_killed_run_continues_bit_for_bit(method, lag, kill_at, inputs, tmp_path):
+    steps = {"1": 6, "8": 12, "8-15": 16}[lag]
+    settings = cell(method, lag, trainer={"steps": steps, "checkpoint_interval": 3})
+    whole = run(settings, inputs, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(settings, inputs, tmp_path / "killed", kill_at)
+    continued = run(settings, inputs, tmp_path / "killed")
+    assert_equal_runs(whole, continued)
+    unit = 8 if lag == "8-15" else 3
+    assert continued[0].state.resumed_at == ([kill_at // unit * unit] if kill_at >= unit else [])
+
+
+def test_the_denominator_of_the_generating_weights_survives_a_kill(inputs, tmp_path):
+    settings = cell("grpo", "8", objective={"ratio_denominator": "rollout_weights"}, trainer={"steps": 12, "checkpoint_interval": 3},
+                    cells={"table": {"methods": ["grpo"]}, "uncorrected": {"methods": []}, "stress": {"methods": []}})  # fmt: skip
+    whole = run(settings, inputs, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(settings, inputs, tmp_path / "killed", 10)
+    assert_equal_runs(whole, run(settings, inputs, tmp_path / "killed"))
+    drift = [row["ratio_mean"] for row in whole[0].state.step_rows]
+    assert drift[0] == 1.0 and all(value != 1.0 for value in drift[1:8])
+
+
+def test_overlap_changes_nothing(inputs, tmp_path):
+    """The engine in a process of its own, generating while the trainer trains, gives the run of the engine in this process."""
+    results = [
+        run(cell("sat-grpo-r3", "1", rollout={**SMALL["rollout"], "overlap": overlap}), inputs, tmp_path / str(overlap))
+        for overlap in (True, False)
+    ]
+    assert_equal_runs(*results)
+
+
+def test_evaluation_does_not_touch_training(inputs, tmp_path):
+    often = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 1}), inputs, tmp_path / "often")
+    never = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 99}), inputs, tmp_path / "never")
+    assert never[0].state.eval_rows == [] and len(often[0].state.eval_rows) == 6 * 5 * 2
+    assert [r["mismatch"] for r in often[0].state.step_rows] == [r["mismatch"] for r in never[0].state.step_rows]
+
+
+def test_a_version_is_evaluated_once_and_then_repeated(inputs, tmp_path):
+    cell_run, _ = run(cell("grpo", "8", trainer={"steps": 16, "checkpoint_interval": 99}), inputs, tmp_path)
+    points = {row["step"]: (row["policy_version"], row["repeated"]) for row in cell_run.state.eval_rows}
+    assert points == {1: (0, False), 3: (0, True), 5: (0, True), 7: (8, False), 9: (8, True), 11: (8, True), 13: (8, True), 15: (16, False)}
+    best = cell_run.state.retained["best"]
+    assert PublishedWeights.read(Path(best["path"]), best["sha256"]).version == best["version"]
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(inputs, tmp_path, capsys):
+    settings = cell("grpo", "1", trainer={"steps": 9, "checkpoint_interval": 3})
+    whole = run(settings, inputs, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(settings, inputs, tmp_path / "killed", 7)
+    newest = tmp_path / "killed" / "checkpoints" / "step_000006"
+    content = (newest / "trainer.safetensors").read_bytes()
+    (newest / "trainer.safetensors").write_bytes(content[: len(content) // 2])
+    continued = run(settings, inputs, tmp_path / "killed")
+    assert "step_000006 is damaged" in " ".join(capsys.readouterr().err.split())
+    assert continued[0].state.resumed_at == [3]
+    assert_equal_runs(whole, continued)
+
+
+def test_retained_weights_that_are_gone_or_changed_are_refused(model, tmp_path):
+    path = tmp_path / "version_000008.safetensors"
+    digest = published(model, 8).write(path)
+    assert PublishedWeights.read(path, digest).version == 8
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="SHA-256 differs"):
+        PublishedWeights.read(path, digest)
+    with pytest.raises(ValueError, match="cannot be read"):
+        PublishedWeights.read(path)
+    path.unlink()
+    with pytest.raises(ValueError, match="are gone; retrain the cell"):
+        PublishedWeights.read(path, digest)
+
+
+def rollouts(settings: CellSettings, inputs: CellInputs, replay: bool = True) -> RolloutBatch:
+    spec = EngineSpec(settings.model, "bfloat16", inputs.tokenizer.eos_token_ids, inputs.tokenizer.pad_token_id)
+    engine = InlineTorchEngine(spec)
+    engine.load(published(settings.model, 0, seed=3))
+    collector = Collector(engine, Schedule.of(settings), inputs.train, inputs.tokenizer, settings.rollout, 0, replay)
+    collector.submit(0)
+    return collector.take(0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lag", ["1", "8-15"])
+def test_micro_batches_do_not_change_a_step(method, lag, inputs):
+    """float64: parameters and diagnostics after the optimizer steps of one rollout batch, for one and for many micro-batches."""
+    outcomes = []
+    for tokens in (100_000, 60, 1):
+        settings = cell(method, lag, trainer={"steps": 8, "checkpoint_interval": 9, "micro_batch_tokens": tokens})
+        trainer = TorchTrainer(settings, published(settings.model).weights, dtype=torch.float64)
+        steps = settings.schedule.optimizer_steps_per_rollout
+        rows = list(trainer.train_batch(rollouts(settings, inputs), steps, published(settings.model, 0, seed=3)))
+        outcomes.append((rows, trainer.publish().weights))
+    for rows, weights in outcomes[1:]:
+        for row, expected in zip(rows, outcomes[0][0], strict=True):
+            for name in row.keys() - {"train_s"}:
+                assert row[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-10, nan_ok=True), name
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, outcomes[0][1][name], rtol=0, atol=1e-10)
+
+
+def test_a_step_with_equal_rewards_moves_nothing_but_the_kl(inputs):
+    settings = cell("grpo", "1", objective={"reference_kl_coefficient": 0.0})
+    batch = rollouts(settings, inputs)
+    batch = dataclasses.replace(batch, samples=tuple(dataclasses.replace(s, reward=1.0, advantage=0.0) for s in batch.samples))
+    trainer = TorchTrainer(settings, published(settings.model).weights)
+    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    assert row["grad_norm"] == 0.0 and row["policy_loss"] == 0.0 and row["finite"] and row["mismatch"] > 0.0
+
+
+def test_a_step_that_is_not_finite_is_recorded_and_skipped(inputs):
+    settings = cell("sat-grpo", "1")
+    batch = rollouts(settings, inputs)
+    weights = published(settings.model).weights
+    trainer = TorchTrainer(settings, weights)
+    broken = dataclasses.replace(
+        batch, samples=tuple(dataclasses.replace(s, advantage=float("inf") if i == 0 else s.advantage) for i, s in enumerate(batch.samples))
+    )
+    before = trainer.publish().weights
+    (row,) = trainer.train_batch(broken, 1, published(settings.model))
+    assert row["skipped"] and not row["finite"] and trainer.version == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.publish().weights.items())
+    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    assert row["finite"] and trainer.version == 2
+    trainer._policy.head.data[0, 0] = float("nan")
+    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    assert row["skipped"] and np.isnan(row["mismatch"])
+
+
+def test_replay_without_recorded_experts_is_refused(inputs):
+    settings = cell("grpo-r3", "1")
+    trainer = TorchTrainer(settings, published(settings.model).weights)
+    with pytest.raises(ValueError, match="returned no routed experts"):
+        next(trainer.train_batch(rollouts(settings, inputs, replay=False), 1, published(settings.model)))
+
+
+def test_no_problems_are_refused(inputs):
+    settings = cell("grpo", "1")
+    with pytest.raises(ValueError, match="no training problems"):
+        run(settings, dataclasses.replace(inputs, train=[]), Path("unused"))
+
+
+def test_problem_order_is_a_function_of_seed_and_epoch():
+    stream = ProblemStream(10, seed=0)
+    epochs = [stream.take(0, 10), stream.take(10, 10)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10)) and epochs[0] != epochs[1]
+    assert ProblemStream(10, seed=0).take(7, 6) == epochs[0][7:] + epochs[1][:3]
+    assert ProblemStream(10, seed=1).take(0, 10) != epochs[0]
+
+
+def test_checkpoints_keep_two_and_prune_weights(inputs, tmp_path):
+    run(cell("grpo", "1", trainer={"steps": 12, "checkpoint_interval": 2}), inputs, tmp_path)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step_000010", "step_000012"]
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert checkpoint.resume(tmp_path / "checkpoints", None) is None  # type: ignore[arg-type]
+
+
+def test_problems_round_trip(inputs):
+    assert all(isinstance(problem, Problem) and problem.prompt and problem.answer for problem in inputs.train)

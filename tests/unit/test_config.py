@@ -1,0 +1,133 @@
+"""config.yaml and its resolution: every preset validates, every mistake names key, value and remedy, every setting is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Cell, Layout
+from pipeline.config import CellSettings, Section, Settings, SettingsError, fingerprint, load_settings, read_settings
+from pipeline.dag import write_stage_settings
+from pipeline.objective.methods import METHODS, TABLE_1, Method
+
+
+@pytest.mark.parametrize(("preset", "cells"), [("tiny", 33), ("rehearsal", 28), ("full", 33)])
+def test_presets_resolve(preset, cells):
+    settings = load_settings(overrides={"preset": preset})
+    assert len(settings.all_cells()) == cells
+    assert set(settings.cells.table.methods) == set(TABLE_1) and len(TABLE_1) == 13
+
+
+def test_full_is_the_papers_run():
+    cell = load_settings(overrides={"preset": "full"}).cell(Cell("sat-gspo-r3", "8", 0))
+    assert cell.rollout.group_size * cell.rollout.prompts_per_step == 4096
+    assert (cell.trainer.steps, cell.trainer.learning_rate, cell.trainer.beta1, cell.trainer.beta2) == (544, 1e-6, 0.9, 0.98)
+    assert (cell.objective.eps_low, cell.objective.eps_high, cell.objective.quantile_alpha) == (0.2, 0.2, 0.9)
+    assert (cell.rollout.engine, cell.trainer.engine) == ("sglang", "megatron")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ({"objectiv": {}}, ["unknown key 'objectiv'", "did you mean 'objective'"]),
+        ({"objective": {"tis_cup": 1}}, ["'objective.tis_cup'", "did you mean 'objective.tis_cap'"]),
+        ({"preset": "tny"}, ["unknown preset 'tny'", "did you mean 'tiny'"]),
+        ({"cells": {"table": {"methods": ["grop"]}}}, ["unknown method 'grop'", "did you mean 'grpo'"]),
+        ({"cells": {"table": {"lags": ["9"]}}}, ["unknown lag '9'", "known: 0, 1, 8, 8-15"]),
+        ({"rollout": {"temperature": 0}}, ["rollout.temperature", "greater than 0", "got 0"]),
+        ({"rollout": {"top_p": 0.9}}, ["top_p 0.9", "use top_p 1.0"]),
+        ({"objective": {"ratio_denominator": "proximal"}}, ["DPPO", "'proximal'", "use 'rollout'"]),
+        ({"objective": {"dppo_delta": None}}, ["objective.dppo_delta is null", "give it a value"]),
+        ({"trainer": {"steps": 201}}, ["trainer.steps 201", "optimizer_steps_per_rollout 8"]),
+        ({"model": {"num_key_value_heads": 3}}, ["num_attention_heads 4", "num_key_value_heads 3"]),
+        ({"seeds": 0}, ["seeds: 0", "at least 1"]),
+    ],
+)
+def test_mistakes_are_refused_with_key_value_and_remedy(overrides, parts):
+    with pytest.raises(SettingsError) as caught:
+        load_settings(overrides=overrides)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unknown_cells_are_refused():
+    settings = load_settings()
+    with pytest.raises(SettingsError, match="did you mean 'sat-grpo'"):
+        settings.cell(Cell("sat-grp", "1", 0))
+    with pytest.raises(SettingsError, match="unknown lag '7'"):
+        settings.cell(Cell("grpo", "7", 0))
+
+
+def test_contradictory_methods_are_refused():
+    with pytest.raises(ValueError, match="would do nothing"):
+        Method("SAT", "token", clip_rule="sat", denominator="proximal")
+    with pytest.raises(ValueError, match="would correct twice"):
+        Method("TIS", "token", truncated_importance_sampling=True)
+
+
+def test_the_command_line_wins_over_the_preset():
+    settings = load_settings(overrides={"trainer": {"steps": 8}, "seeds": [3, 5]})
+    assert settings.trainer.steps == 8 and settings.trainer.learning_rate == 3e-4 and settings.seeds == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("override", "touched"),
+    [
+        ({"tis_cap": 5.0}, {name for name, method in METHODS.items() if method.truncated_importance_sampling}),
+        ({"dppo_delta": 0.15}, {"dppo"}),
+        ({"quantile_alpha": 0.8}, {name for name in METHODS if name.startswith("sat-")}),
+        ({"eps_low": 0.1}, set(METHODS)),
+    ],
+)
+def test_a_methods_setting_touches_only_its_cells(override, touched):
+    before, after = load_settings(), load_settings(overrides={"objective": override})
+    changed = {name for name in METHODS if before.cell(Cell(name, "8", 0)) != after.cell(Cell(name, "8", 0))}
+    assert changed == touched
+
+
+def test_settings_files_change_only_with_their_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    repository = Path(__file__).parents[2]
+    layout = Layout("tiny")
+
+    def written(**objective: float) -> dict[str, int]:
+        settings = load_settings(repository / "config.yaml", {"objective": objective})
+        write_stage_settings(settings, layout, settings.all_cells())
+        return {str(path.relative_to(layout.state)): path.stat().st_mtime_ns for path in layout.state.rglob("*.json")}
+
+    first, again, changed = written(), written(), written(dppo_delta=0.15)
+    assert first == again
+    moved = {name for name in first if first[name] != changed[name]}
+    assert moved == {"settings/run.json", "settings/cells/dppo/lag1/seed0.json", "settings/cells/dppo/lag8/seed0.json"}
+    cell = read_settings(CellSettings, layout.settings("cells/dppo/lag8/seed0"))
+    assert cell.objective.dppo_delta == 0.15 and cell.objective.tis_cap is None
+    assert fingerprint(cell) != fingerprint(cell, "other problems")
+
+
+def test_every_setting_is_read_by_the_code():
+    """A setting that no module mentions besides its declaration would be a promise that nothing keeps."""
+    sources = [path for path in Path("pipeline").rglob("*.py") if path.name != "config.py"] + [Path("Snakefile")]
+    text = "\n".join(path.read_text() for path in sources)
+    allowed = {"top_p", "top_k", "ablations", "figure1"}  # read in config.py itself
+    unread = [name for name in _fields(Settings) if not re.search(rf"\b{name}\b", text) and name not in allowed]
+    assert unread == []
+
+
+def _fields(section: type[Section]) -> set[str]:
+    names = set(section.model_fields)
+    for field in section.model_fields.values():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Section):
+                names |= _fields(kind)
+    return names
+
+
+def test_unreadable_settings_files_say_what_to_do(tmp_path):
+    with pytest.raises(SettingsError, match="does not exist; run the stage through snakemake"):
+        read_settings(Settings, tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"preset": ')
+    with pytest.raises(SettingsError, match="damaged"):
+        read_settings(Settings, tmp_path / "half.json")
