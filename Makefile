@@ -7,7 +7,7 @@ VENV ?= .venv
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 SEEDS ?= 1
 PRESET ?= tiny
-RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet rules --config preset=$(PRESET) seeds=$(SEEDS)
+RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet=rules --config preset=$(PRESET) seeds=$(SEEDS)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .PHONY: help setup reproduce ablations watch test lint bench clean

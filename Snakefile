@@ -1,13 +1,12 @@
 """The reproduction as a DAG, in the order in which data flows. No logic: every rule calls `python -m pipeline`."""
 
-import os
 import sys
 
-from pipeline.artifacts import Layout
+from pipeline.artifacts import Cell, Layout
 from pipeline.config import load_settings
-from pipeline.dag import write_stage_settings
+from pipeline.dag import write_cell_settings, write_stage_settings
 
-settings = load_settings("config.yaml", config)
+settings = load_settings(overrides=config)
 paths = Layout(settings.preset)
 cells = settings.all_cells()
 write_stage_settings(settings, paths, cells)
@@ -76,7 +75,7 @@ rule score_base:
 
 rule train_cell:
     input:
-        settings=f"{paths.state}/settings/cells/{{method}}/lag{{lag}}/seed{{seed}}.json",
+        settings=lambda w: write_cell_settings(settings, paths, Cell(w.method, w.lag, int(w.seed))),
         problems=rules.prepare.output,
         policy=rules.base_policy.output,
     output:
@@ -109,7 +108,7 @@ rule collect:
         scores=SCORES,
         base=rules.score_base.output,
     output:
-        f"{paths.results}/cells.parquet",
+        multiext(f"{paths.results}/cells", ".parquet", ".csv"),
     shell:
         "{pipeline} collect --settings {input.settings}"
 

@@ -1,11 +1,12 @@
 """What SAT's loss costs over plain PPO clipping: forward and backward on the same packed tokens, side by side in one run.
 
-    PYTHONPATH=. python benchmarks/sat_cost.py                              # 4,096 responses x 1,024 tokens, float32, one thread
-    PYTHONPATH=. python benchmarks/sat_cost.py --responses 128 --tokens 24  # the size of a step of the preset tiny
+    PYTHONPATH=. python benchmarks/sat_cost.py                                  # 4,096 x 1,024 tokens, float32, one thread
+    PYTHONPATH=. python benchmarks/sat_cost.py --micro-batch-tokens 32768       # the same step in micro-batches
+    PYTHONPATH=. python benchmarks/sat_cost.py --responses 128 --tokens 24      # a step of the preset tiny
 
-PPO (textbook) is the minimum of two products as trainers commonly write it, with automatic differentiation of every operation. The other
-rows run `objective`, which also collects the terms of the diagnostics. SAT's time includes the staleness quantile of the step; the
-log-probs of several micro-batches, which a step-wide quantile needs before the first backward pass, are the policy's cost, not the loss's.
+`PPO (textbook)` is the minimum of two products as commonly written, differentiated operation by operation. The other rows run the
+project's `objective`, which collects the terms of the diagnostics as well. SAT's rows include the staleness quantile of the whole
+step. Not included is the policy's extra forward pass that a step-wide quantile needs when a step has several micro-batches.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,110 +26,107 @@ from pipeline.objective.loss import Tokens, objective, staleness
 from pipeline.objective.methods import METHODS
 from pipeline.objective.trust_region import staleness_quantile
 
-Step = Callable[[Tensor], Tensor]
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Trainer log-probs [N] of whole responses and the tokens they belong to."""
+
+    trainer_logprobs: Tensor
+    tokens: Tokens
 
 
-def example(responses: int, tokens: int) -> tuple[Tensor, Tokens]:
-    """Trainer log-probs [N] and the tokens they belong to; |log ratio| is heavy-tailed with a 0.9-quantile of about 0.02."""
+def optimizer_step(responses: int, length: int, micro_batch_tokens: int) -> list[MicroBatch]:
+    """Responses of equal length in micro-batches; |log ratio| is heavy-tailed with a 0.9-quantile of about 0.02."""
     generator = torch.Generator().manual_seed(0)
-    count = responses * tokens
-    rollout = -torch.rand(count, generator=generator)
-    drift = torch.randn(count, generator=generator) * torch.rand(count, generator=generator) * 0.02
-    lengths = torch.full((responses,), tokens)
-    return rollout + drift, Tokens(
-        rollout_logprobs=rollout,
-        advantages=torch.randn(responses, generator=generator).repeat_interleave(tokens),
-        response_index=torch.arange(responses).repeat_interleave(tokens),
-        num_responses=responses,
-        weights=token_weights("response_mean", lengths).repeat_interleave(tokens),
-    )
-
-
-def split(tokens: Tokens, size: int) -> list[tuple[slice, Tokens]]:
-    """The tokens in micro-batches of at most `size` tokens, whole responses of equal length."""
-    length = len(tokens.weights) // tokens.num_responses
-    per_batch = max(1, size // length)
-    batches = []
-    for first in range(0, tokens.num_responses, per_batch):
-        count = min(per_batch, tokens.num_responses - first)
-        part = slice(first * length, (first + count) * length)
-        batches.append((part, Tokens(
-            rollout_logprobs=tokens.rollout_logprobs[part], advantages=tokens.advantages[part],
-            response_index=tokens.response_index[part] - first, num_responses=count, weights=tokens.weights[part])))
+    weight = token_weights("response_mean", torch.full((responses,), length))[0]
+    batches, left = [], responses
+    while left:
+        count = min(left, max(1, micro_batch_tokens // length))
+        left -= count
+        size = count * length
+        rollout = -torch.rand(size, generator=generator)
+        drift = 0.02 * torch.randn(size, generator=generator) * torch.rand(size, generator=generator)
+        tokens = Tokens(
+            rollout_logprobs=rollout,
+            advantages=torch.randn(count, generator=generator).repeat_interleave(length),
+            response_index=torch.arange(count).repeat_interleave(length),
+            num_responses=count,
+            weights=weight.expand(size).contiguous(),
+        )
+        batches.append(MicroBatch(rollout + drift, tokens))
     return batches
 
 
-def steps(settings: ObjectiveSettings, tokens: Tokens) -> dict[str, Step]:
-    """The losses that are compared, each from trainer log-probs to a scalar."""
-
-    def textbook(logprobs: Tensor) -> Tensor:
-        ratio = (logprobs - tokens.rollout_logprobs).exp()
+def textbook_ppo(step: list[MicroBatch], settings: ObjectiveSettings) -> None:
+    for micro in step:
+        logprobs, advantages = micro.trainer_logprobs.clone().requires_grad_(), micro.tokens.advantages
+        ratio = (logprobs - micro.tokens.rollout_logprobs).exp()
         clipped = ratio.clamp(1.0 - settings.eps_low, 1.0 + settings.eps_high)
-        return -(torch.min(ratio * tokens.advantages, clipped * tokens.advantages) * tokens.weights).sum()
-
-    def loss(name: str) -> Step:
-        def step(logprobs: Tensor) -> Tensor:
-            method, quantile = METHODS[name], None
-            if method.clip_rule == "sat":
-                quantile = staleness_quantile(staleness(method, logprobs, tokens), settings.quantile_alpha)
-            return objective(method, settings, logprobs, None, tokens, quantile)[0]
-
-        return step
-
-    return {
-        "PPO (textbook)": textbook,
-        "GRPO": loss("grpo"),
-        "SAT-GRPO": loss("sat-grpo"),
-        "GSPO": loss("gspo"),
-        "SAT-GSPO": loss("sat-gspo"),
-    }
+        loss = -(torch.min(ratio * advantages, clipped * advantages) * micro.tokens.weights).sum()
+        loss.backward()
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats
+def step_quantile(name: str, step: list[MicroBatch], alpha: float) -> Tensor:
+    values = [staleness(METHODS[name], micro.trainer_logprobs, micro.tokens) for micro in step]
+    return staleness_quantile(torch.cat(values), alpha)
 
 
-def measure(responses: int, tokens: int, rounds: int) -> dict[str, float]:
-    """Median seconds of each step over interleaved rounds, so that a slow moment of the machine touches all of them."""
+def loss_of(name: str, step: list[MicroBatch], settings: ObjectiveSettings) -> None:
+    method = METHODS[name]
+    assert settings.quantile_alpha is not None
+    quantile = step_quantile(name, step, settings.quantile_alpha) if method.clip_rule == "sat" else None
+    for micro in step:
+        loss, _ = objective(method, settings, micro.trainer_logprobs.clone().requires_grad_(), None, micro.tokens, quantile)
+        loss.backward()
+
+
+def measure(step: list[MicroBatch], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each row in each round; rounds interleave the rows, so that a slow moment of the machine touches all of them."""
     settings = load_settings().objective
-    trainer, packed = example(responses, tokens)
-    compared = steps(settings, packed)
-    repeats = max(1, 100_000 // (responses * tokens))
-
-    def differentiate(step: Step) -> None:
-        leaf = trainer.clone().requires_grad_()
-        step(leaf).backward()
-
-    sizes = staleness(METHODS["sat-grpo"], trainer, packed)
-    runs: dict[str, Callable[[], object]] = {name: lambda step=step: differentiate(step) for name, step in compared.items()}
-    runs["staleness quantile alone"] = lambda: staleness_quantile(sizes, settings.quantile_alpha)
-    runs["torch.kthvalue alone"] = lambda: sizes.kthvalue(int(0.9 * len(sizes)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    sizes = torch.cat([staleness(METHODS["sat-grpo"], micro.trainer_logprobs, micro.tokens) for micro in step])
+    rank = round(0.9 * len(sizes))
+    rows: dict[str, Callable[[], object]] = {
+        "PPO (textbook)": lambda: textbook_ppo(step, settings),
+        "GRPO": lambda: loss_of("grpo", step, settings),
+        "SAT-GRPO": lambda: loss_of("sat-grpo", step, settings),
+        "GSPO": lambda: loss_of("gspo", step, settings),
+        "SAT-GSPO": lambda: loss_of("sat-gspo", step, settings),
+        "|log ratio| and quantile": lambda: step_quantile("sat-grpo", step, 0.9),
+        "quantile": lambda: staleness_quantile(sizes, 0.9),
+        "the same by torch.kthvalue": lambda: sizes.kthvalue(rank),
+    }
+    repeats = max(1, 200_000 // len(sizes))
+    times: dict[str, list[float]] = {name: [] for name in rows}
     for round_index in range(rounds + 1):
-        for name, run in runs.items():
-            elapsed = seconds(run, repeats)
+        for name, row in rows.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                row()
             if round_index > 0:  # the first round warms the allocator up
-                times[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append((time.perf_counter() - start) / repeats)
+    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens per response")
+    parser.add_argument("--micro-batch-tokens", type=int, default=1 << 62, help="default: one micro-batch")
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    times = measure(arguments.responses, arguments.tokens, arguments.rounds)
-    print(f"{arguments.responses} x {arguments.tokens} tokens, float32, {arguments.threads} thread(s), median of {arguments.rounds}")
-    for name, value in times.items():
-        print(f"  {name:26s} {value * 1e3:9.3f} ms")
+    step = optimizer_step(arguments.responses, arguments.tokens, arguments.micro_batch_tokens)
+    times = measure(step, arguments.rounds)
+    print(
+        f"{arguments.responses} x {arguments.tokens} tokens in {len(step)} micro-batch(es), float32, "
+        f"{arguments.threads} thread(s), median of {arguments.rounds} rounds"
+    )
+    for name, values in times.items():
+        print(f"  {name:27s}{statistics.median(values) * 1e3:9.3f} ms")
     for sat, base in (("SAT-GRPO", "PPO (textbook)"), ("SAT-GRPO", "GRPO"), ("SAT-GSPO", "GSPO")):
-        print(f"  {sat} / {base}: {times[sat] / times[base]:.2f}x")
+        ratios = sorted(a / b for a, b in zip(times[sat], times[base], strict=True))
+        print(f"  {sat} / {base}: {statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f} over rounds)")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pipeline import config
+from pipeline.artifacts import Layout
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -70,6 +71,77 @@ def score_cell(
     from pipeline.evaluation.score import score_cell as score
 
     score(run, problems, base_policy, out)
+
+
+@app.command()
+def collect(settings: SettingsFile) -> None:
+    """Summarise every cell there is into cells.parquet and cells.csv; missing and unreadable ones are listed."""
+    from pipeline.assemble.collect import collect_stage
+
+    run, layout = _run_and_layout(settings)
+    collect_stage(layout, run, layout.results / "cells.parquet", layout.results / "cells.csv")
+
+
+@app.command()
+def table1(settings: SettingsFile) -> None:
+    """Write Table 1 as Markdown, CSV and LaTeX."""
+    from pipeline.assemble.table1 import table1_stage
+
+    run, layout = _run_and_layout(settings)
+    paths = (layout.results / f"table1.{kind}" for kind in ("md", "csv", "tex"))
+    table1_stage(layout, run, layout.results / "cells.parquet", *paths)
+
+
+@app.command()
+def figures(settings: SettingsFile) -> None:
+    """Draw every figure as PNG and SVG, with the plotted data as CSV."""
+    from pipeline.assemble.figures import figures_stage
+
+    run, layout = _run_and_layout(settings)
+    figures_stage(layout, run, layout.results / "figures")
+
+
+@app.command()
+def diff(
+    settings: SettingsFile,
+    fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not_reproduced.")] = [],  # noqa: B006
+) -> None:
+    """Compare the run with the paper, cell by cell and claim by claim."""
+    from pipeline.assemble.diff import diff_exit_status, diff_stage
+
+    run, layout = _run_and_layout(settings)
+    markdown, csv, json = (layout.results / f"diff.{kind}" for kind in ("md", "csv", "json"))
+    diff_stage(layout, run, layout.results / "cells.parquet", markdown, csv, json)
+    if fail_on:
+        raise typer.Exit(diff_exit_status(json, fail_on))
+
+
+@app.command()
+def report(settings: SettingsFile) -> None:
+    """Write report.html, one self-contained page, and report.md."""
+    from pipeline.assemble.report import report_stage
+
+    run, layout = _run_and_layout(settings)
+    results = layout.results
+    report_stage(
+        layout, run, results / "cells.parquet", results / "diff.json", results / "figures", results / "report.html", results / "report.md"
+    )
+
+
+@app.command()
+def grade(
+    file: Annotated[Path, typer.Argument(help="JSON lines, each {response, gold}.")],
+    policy: Annotated[str, typer.Option(help="primemath (the reward) or strict.")] = "primemath",
+) -> None:
+    """Grade a file of responses: one {outcome, extracted, rule, seconds} a line, in order."""
+    from pipeline.grading.grade import grade_file
+
+    grade_file(file, policy)
+
+
+def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
+    run = config.read_settings(config.Settings, settings)
+    return run, Layout(run.preset)
 
 
 @app.command()

@@ -16,6 +16,18 @@ def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell
         "score_base": settings.cell(Cell("grpo", settings.cells.table.lags[0], settings.seeds[0])),
         "run": settings,
     }
-    stages |= {f"cells/{cell}": settings.cell(cell) for cell in cells}
     for name, section in stages.items():
-        write_if_changed(paths.settings(name), section.model_dump_json(indent=1) + "\n")
+        _write(paths, name, section)
+    for cell in cells:
+        write_cell_settings(settings, paths, cell)
+
+
+def write_cell_settings(settings: Settings, paths: Layout, cell: Cell) -> str:
+    """Write what one cell reads and return the file's path; any seed will do. Raises SettingsError for an unknown method or lag."""
+    return _write(paths, f"cells/{cell}", settings.cell(cell))
+
+
+def _write(paths: Layout, name: str, section: Section) -> str:
+    path = paths.settings(name)
+    write_if_changed(path, section.model_dump_json(indent=1) + "\n")
+    return str(path)

@@ -1,6 +1,7 @@
 """The paper's claims and the verdict of this run on each: results/reference/claims.yaml holds the rules, cells hold the evidence.
 
-verdict: reproduced | not_reproduced | inconclusive | not_testable. A difference counts only when its interval excludes the threshold.
+verdict: reproduced | not_reproduced | inconclusive | not_testable. A difference counts only when its interval excludes the
+threshold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ KEYS = {"id", "statement", "source", "origin", "testable_in", "require", "rule"}
 class ClaimResult:
     """A claim with its verdict, the reason in one line, and the comparisons behind it.
 
-    paper_side: how many of the comparisons lie on the claimed side in the paper's own Table 1, e.g. "11 of 13"; "" where it shows none.
+    paper_side: how many of the comparisons lie on the claimed side in the paper's own Table 1, e.g. "11 of 13"; "" where it shows
+    none.
     """
 
     id: str
@@ -72,7 +74,9 @@ def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:
 
 
 def judge(evidence: Sequence[Evidence], require: float, *, pooled: bool = False) -> tuple[Verdict, str]:
-    """The verdict that the findings add up to. A missing comparison counts as undecided, so that no verdict rests on a part by luck."""
+    """The verdict that the findings add up to. A missing comparison counts as undecided, so that no verdict rests on a part by
+    luck.
+    """
     counts = Counter(item.finding for item in evidence)
     if counts["missing"] + counts["void"] == len(evidence):
         details = ", ".join(dict.fromkeys(item.text for item in evidence))

@@ -1,11 +1,9 @@
 """When a run counts as collapsed: one rule, stated before any result, for evaluations, rewards and non-finite steps alike.
 
-A run has collapsed if
-- its held-out accuracy falls below 0.6 of its running best (the base policy's accuracy included) and stays below for the rest of the
-  run, at least two evaluations of different weights; or
-- the ten-step mean of its training reward does the same for at least two such windows (20 steps); or
-- the loss or a gradient was not finite.
-The onset is the earliest step at which one of these holds.
+A run has collapsed if (a) its held-out accuracy falls below 0.6 of its running best (the base policy's accuracy included) and
+stays below for the rest of the run, at least two evaluations of different weights; or (b) the ten-step mean of its training
+reward does the same for at least two such windows (20 steps); or (c) a loss or gradient was not finite. The onset is the earliest
+step at which one of these holds.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from numpy.typing import ArrayLike
 SHARE = 0.6
 EVALUATIONS = 2
 REWARD_WINDOW = 10
-RULE = " ".join(__doc__.split("\n\n", 1)[1].split())
+RULE = " ".join((__doc__ or "").split("\n\n", 1)[-1].split())
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Cells on disk -> one summary table, a row for every run of the settings: read, missing or damaged.
 
-cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last, tail_mean of
-the held-out curve; fresh_last and fresh_best from the scoring problems; mismatch over the last quarter and the whole run; collapse with
-cause and onset; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left
-out of the means and counted in nonfinite_steps.
+cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last,
+tail_mean of the held-out curve; fresh_last and fresh_best from the scoring problems; mismatch over the last quarter and the whole
+run; collapse with cause and onset; the realised lag histogram; times and memory. NaN means "not measured", never "not finite":
+non-finite steps are left out of the means and counted in nonfinite_steps.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _step_summary(run: CellRun) -> dict[str, Any]:
         "truncated_share": _finite_mean(late["truncated_share"]),
         "zero_variance_share": _finite_mean(late["zero_variance_share"]),
         "clip_share": _finite_mean(steps["clip_share_low"] + steps["clip_share_high"]),
-        "sat_gate_share_max": float(steps["sat_gate_share"].max()),
+        "sat_gate_share_max": float(steps["sat_gate_share"].astype(float).max()),
     }
 
 

@@ -1,8 +1,8 @@
 """Ours against the paper, cell by cell, and the verdict on every claim: diff.md, diff.csv, diff.json.
 
-At preset `full` scores and mismatch are compared as they are. Any other preset trains another model on another task: absolute values are
-then not comparable, and only what is free of the scale is compared - the sign of the gain over the base, the side of GRPO at lag 1 that a
-cell's mismatch lies on, the collapse mark, and the order of the methods.
+At preset `full` scores and mismatch are compared as they are. Any other preset trains another model on another task: absolute
+values are then not comparable, and only what is free of the scale is compared - the sign of the gain over the base, the side of
+GRPO at lag 1 that a cell's mismatch lies on, the collapse mark, and the order of the methods.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ ANCHOR = ("grpo", "1")
 SIDE = 1.10  # a mismatch within 10 % of the anchor's has no side
 LEVEL_TOLERANCE = 1.25  # at preset full: a mismatch within 25 % of the paper's is the same
 DIFFERENT_SCALE = (
-    "This preset trains another, far smaller model on another task. Absolute scores and mismatches are not comparable with the paper's; "
-    "compared are the sign of the gain over the base policy, the side of GRPO at lag 1 on which a cell's mismatch lies, the collapse mark "
+    "This preset trains another, far smaller model on another task. Absolute scores and mismatches are not comparable with "
+    "the paper's; "
+    "compared are the sign of the gain over the base policy, the side of GRPO at lag 1 on which a cell's mismatch lies, the "
+    "collapse mark "
     "and the order of the methods."
 )
 
@@ -68,7 +70,7 @@ class CellDiff:
 
 
 def diff_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, csv: Path, json: Path) -> dict[str, Any]:
-    """Compare the run with the paper and judge the claims; returns the content of diff.json."""
+    """Compare the run (cells.parquet and the cells) with the paper and judge the claims; returns the content of diff.json."""
     results, reference = read_results(layout, settings), read_reference()
     rows = rows_of(results, read_summary(cells))
     diffs = [_cell_diff(row, results, reference) for row in rows if reference.row(row.method, row.lag)]
@@ -91,7 +93,9 @@ def diff_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, 
 
 
 def diff_exit_status(path: Path, fail_on: Collection[str]) -> int:
-    """1 if any cell or claim of the diff.json at `path` has a verdict in `fail_on`, else 0. Raises ValueError for an unknown verdict."""
+    """1 if any cell or claim of the diff.json at `path` has a verdict in `fail_on`, else 0. Raises ValueError for an unknown
+    verdict.
+    """
     for name in fail_on:
         if name not in VERDICTS:
             raise ValueError(unknown("verdict", name, list(VERDICTS)))
@@ -213,7 +217,15 @@ def render_markdown(diffs: Sequence[CellDiff], claims: Sequence[ClaimResult], ra
             line += [*cell_texts(name, item, same), SIGNS[item.verdict]]
         parts.append("| " + " | ".join(line) + " |")
     kinds = {getattr(diff, name).compared: None for diff in diffs for name in names}
-    parts += ["", "Compared: " + "; ".join(kinds) + ".", "", _legend(), "", "Order of the methods (Spearman's correlation, paper and ours):", ""]
+    parts += [
+        "",
+        "Compared: " + "; ".join(kinds) + ".",
+        "",
+        _legend(),
+        "",
+        "Order of the methods (Spearman's correlation, paper and ours):",
+        "",
+    ]
     parts += [f"- {name}: {_number(item['spearman'], '+.2f')} over {item['n']} methods" for name, item in ranks.items()]
     parts += ["", "## Claims", "", "| | Claim | Source | Verdict | Numbers | In the paper's table |", "|---|---|---|---|---|---|"]
     for claim in claims:

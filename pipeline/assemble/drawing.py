@@ -1,8 +1,10 @@
-"""Parts that several figures share: a curve with its seeds, the paper's curve underneath, collapse marks, legends beside the axes."""
+"""Parts that several figures share: a curve with its seeds, the paper's curve underneath, collapse marks, legends beside the
+axes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -29,8 +31,12 @@ class Drawn:
     data: pd.DataFrame
 
 
-def draw_curve(axes: Axes, curve: Curve, colour: object, pattern: object, label: str, *, window: int = 1, raw: bool = False) -> None:
-    """The mean over seeds as a line (a trailing mean over `window` rows), the seeds' range as a band; raw adds the first seed unsmoothed."""
+def draw_curve(
+    axes: Axes, curve: Curve, colour: object, pattern: object, label: str, *, window: int = 1, raw: bool = False
+) -> None:
+    """The mean over seeds as a line (a trailing mean over `window` rows), the seeds' range as a band; raw adds the first seed
+    unsmoothed.
+    """
     if raw and window > 1:
         axes.plot(curve.steps, curve.values[0], color=colour, linewidth=0.6, alpha=0.45)
     smooth = curve.smoothed(window)
@@ -41,7 +47,9 @@ def draw_curve(axes: Axes, curve: Curve, colour: object, pattern: object, label:
     axes.plot(curve.steps, smooth.mean, color=colour, linestyle=pattern, label=label, marker=marker, markersize=3.5)
 
 
-def mark_collapses(axes: Axes, results: Results, onsets: dict[tuple[str, str], Sequence[int]], curve: Curve, colour: object) -> None:
+def mark_collapses(
+    axes: Axes, results: Results, onsets: Mapping[tuple[str, str], Sequence[int]], curve: Curve, colour: object
+) -> None:
     """A cross on the curve where a seed of it collapsed."""
     mean = curve.smoothed(WINDOW if len(curve.steps) > 25 else 1).mean
     for onset in onsets.get((curve.method, curve.lag), ()):
@@ -63,14 +71,27 @@ def paper_axis(axes: Axes, label: str) -> Axes:
 
 
 def draw_paper(
-    axes: Axes, reference: Reference, num_steps: int, figure: str, method: str, lag: str, metric: str, pattern: object, window: int = 1
+    axes: Axes,
+    reference: Reference,
+    num_steps: int,
+    figure: str,
+    method: str,
+    lag: str,
+    metric: str,
+    pattern: object,
+    window: int = 1,
 ) -> pd.DataFrame:
     """The paper's curve on `axes`, its steps scaled so that its whole run spans our `num_steps`; returns its rows, unscaled."""
     rows = paper_rows(reference, figure, method, lag, metric)
     if len(rows):
         values = rows["value"].rolling(window, min_periods=1).mean()
         axes.plot(
-            rows["step"].to_numpy() * num_steps / reference.num_steps, values, color=PAPER, alpha=0.75, linewidth=1.2, linestyle=pattern
+            rows["step"].to_numpy() * num_steps / reference.num_steps,
+            values,
+            color=PAPER,
+            alpha=0.75,
+            linewidth=1.2,
+            linestyle=pattern,
         )
     return rows
 
@@ -89,7 +110,7 @@ def log_axis(axes: Axes, values: Sequence[np.ndarray] = ()) -> None:
 
 
 def _minor(value: float, _: int) -> str:
-    digit = int(round(value / 10 ** np.floor(np.log10(value))))
+    digit = round(value / 10 ** np.floor(np.log10(value)))
     return f"{value:.3g}" if digit in (2, 5) else ""
 
 
@@ -109,7 +130,9 @@ def cross_handle() -> Line2D:
     return Line2D([], [], color=PAPER, marker="X", linestyle="", markersize=8, markeredgecolor="white", label="collapse begins")
 
 
-def panels(rows: int, columns: int, width: float, height: float, *, between: float = 0.85, right: float = 0.15) -> tuple[Figure, np.ndarray]:
+def panels(
+    rows: int, columns: int, width: float, height: float, *, between: float = 0.85, right: float = 0.15
+) -> tuple[Figure, np.ndarray]:
     """A figure of rows x columns axes, sizes and margins in inches; the axes as a two-dimensional array.
 
     Margins are given, not solved for: the layout solvers of matplotlib take as long as the drawing itself.

@@ -1,8 +1,8 @@
 """The statistics that claims are decided by: each turns a rule and a comparison into numbers and a finding.
 
-A finding is supports | contradicts | undecided | missing | void. missing says that a cell was not read, so that it can never be mistaken
-for a result; void says that the comparison has no object and does not count. Every statistic also reads the paper's own Table 1, where it
-can, for the side it shows there.
+A finding is supports | contradicts | undecided | missing | void. missing says that a cell was not read, so that it can never be
+mistaken for a result; void says that the comparison has no object and does not count. Every statistic also reads the paper's own
+Table 1, where it can, for the side it shows there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.assemble.collect import TAIL, collapse_of, mismatch_series
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
+from pipeline.assemble.series import gated_share_limit
 from pipeline.evaluation.estimators import Interval, contrast_interval, log_ratio_of_means, t_interval
 from pipeline.objective.methods import METHODS, TABLE_1
 
@@ -49,7 +50,9 @@ class Side:
         name, _, own = text.partition(":")
         method, at, lag = name.partition("@")
         if method not in METHODS or not at or (own or checkpoint) not in ("best", "last"):
-            raise ValueError(f"claims.yaml names the cell {text!r}; write method@lag or method@lag:best|last with a method of METHODS")
+            raise ValueError(
+                f"claims.yaml names the cell {text!r}; write method@lag or method@lag:best|last with a method of METHODS"
+            )
         return cls(method, lag, own or checkpoint)
 
     @property
@@ -76,7 +79,9 @@ class Context:
 
         def make(level: float) -> Interval:
             log = log_ratio_of_means(a, b, np.random.default_rng(self.seed), draws=self.draws, level=level)
-            return Interval(float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value)
+            return Interval(
+                float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value
+            )
 
         return make
 
@@ -92,8 +97,8 @@ def decide(interval: Interval, direction: str, threshold: float) -> str:
 def find(make: Callable[[float], Interval], rule: Mapping[str, Any], level: float, comparisons: int) -> tuple[Interval, str]:
     """The interval at `level` and its finding.
 
-    Support must come from every comparison, so that nothing is gained by making many; but one contradiction is enough, and is therefore
-    held to a level corrected for the number of comparisons (Bonferroni).
+    Support must come from every comparison, so that nothing is gained by making many; but one contradiction is enough, and is
+    therefore held to a level corrected for the number of comparisons (Bonferroni).
     """
     interval = make(level)
     finding = decide(interval, rule["direction"], rule["threshold"])
@@ -104,7 +109,9 @@ def find(make: Callable[[float], Interval], rule: Mapping[str, Any], level: floa
 
 
 def pairs_of(rule: Mapping[str, Any]) -> list[tuple[Side, Side]]:
-    """The comparisons of a rule: its pairs, one method against the other rows of the table, or every row against the base policy."""
+    """The comparisons of a rule: its pairs, one method against the other rows of the table, or every row against the base
+    policy.
+    """
     checkpoint = rule.get("checkpoint", "last")
     if "first" in rule:
         return [
@@ -200,7 +207,7 @@ def rescue(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
 
 def step_bound(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
     """Whether a per-step column keeps to its limit at every step."""
-    limit = 1.0 - context.results.settings.objective.quantile_alpha if rule["at_most"] == "one_minus_alpha" else float(rule["at_most"])
+    limit = gated_share_limit(context.results.settings) if rule["at_most"] == "one_minus_alpha" else float(rule["at_most"])
     found = []
     for side in (Side.parse(text, "last") for text in rule["cells"]):
         columns = [run.steps[rule["column"]].to_numpy(dtype=float) for run in context.results.of(side.method, side.lag)]
@@ -227,26 +234,31 @@ def sawtooth(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
             found.append(Evidence(side.label, "missing", "no whole publication interval"))
             continue
         log = t_interval(contrasts, context.level, over="publication intervals")
-        text = f"×{np.exp(log.estimate):.2f} [{np.exp(log.low):.2f}, {np.exp(log.high):.2f}] late over early, {len(contrasts)} intervals"
+        ratio, low, high = (np.exp(value) for value in (log.estimate, log.low, log.high))
+        text = f"×{ratio:.2f} [{low:.2f}, {high:.2f}] late over early, {len(contrasts)} intervals"
         found.append(Evidence(side.label, decide(log, rule["direction"], rule["threshold"]), text, log))
     return found
 
 
 def cycle_contrasts(batches: NDArray[np.int64], values: NDArray[np.float64], interval: int) -> list[float]:
-    """Per publication interval: mean log value of its second half minus that of its first half; only whole intervals of batches >= 1."""
-    by_batch = dict(zip(batches.tolist(), np.log(values).tolist(), strict=True))
+    """Per publication interval: mean log value of its second half minus that of its first half; only whole intervals of batches
+    >= 1.
+    """
+    by_batch = {batch: np.log(value) for batch, value in zip(batches.tolist(), values.tolist(), strict=True) if value > 0}
     half = interval // 2
     contrasts = []
     for start in range(1, int(max(by_batch, default=0)) - interval + 2, interval):
-        logs = [by_batch.get(batch) for batch in range(start, start + interval)]
-        if all(log is not None for log in logs) and half:
+        logs = [by_batch[batch] for batch in range(start, start + interval) if batch in by_batch]
+        if len(logs) == interval and half:
             contrasts.append(float(np.mean(logs[-half:]) - np.mean(logs[:half])))
     return contrasts
 
 
 def points(interval: Interval) -> str:
     """A difference of accuracies in percentage points."""
-    p_value = "" if np.isnan(interval.p_value) else f", p {'<' if interval.p_value < 0.001 else '='} {max(interval.p_value, 0.001):.3f}"
+    p_value = (
+        "" if np.isnan(interval.p_value) else f", p {'<' if interval.p_value < 0.001 else '='} {max(interval.p_value, 0.001):.3f}"
+    )
     return f"{100 * interval.estimate:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}] points{p_value}"
 
 
@@ -274,7 +286,8 @@ def _mismatch_of_pair(a: Side, b: Side, window: str, results: Results) -> Sequen
 def _paper_difference(a: Side, b: Side, reference: Reference) -> float | None:
     """The paper's difference of its scores, as a share."""
     scores = [
-        reference.base_score if side.method == BASE else (reference.row(side.method, side.lag) or {}).get("aime24") for side in (a, b)
+        reference.base_score if side.method == BASE else (reference.row(side.method, side.lag) or {}).get("aime24")
+        for side in (a, b)
     ]
     return (scores[0] - scores[1]) / 100 if scores[0] is not None and scores[1] is not None else None
 

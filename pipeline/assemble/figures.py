@@ -11,6 +11,7 @@ from pipeline.assemble import panels, paper_figures
 from pipeline.assemble.drawing import Drawn
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.series import gated_share_limit
 from pipeline.assemble.style import drawing, save
 from pipeline.config import Settings, unknown
 
@@ -50,4 +51,4 @@ def figures_stage(layout: Layout, settings: Settings, folder: Path, names: Seque
 def captions(settings: Settings, reference: Reference) -> dict[str, str]:
     """The caption of every figure for these settings."""
     seeds = len(settings.seeds)
-    return paper_figures.captions(reference, settings.trainer.steps, seeds) | panels.captions(seeds, settings.objective.quantile_alpha)
+    return paper_figures.captions(reference, settings.trainer.steps, seeds) | panels.captions(seeds, gated_share_limit(settings))

@@ -11,7 +11,7 @@ from pipeline.assemble.drawing import WINDOW, Drawn, cross_handle, draw_curve, l
 from pipeline.assemble.paper_figures import MISMATCH, finish
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
-from pipeline.assemble.series import CSV_COLUMNS, Curve, accuracy_curve, step_curve, tidy
+from pipeline.assemble.series import CSV_COLUMNS, Curve, accuracy_curve, gated_share_limit, step_curve, tidy
 from pipeline.assemble.style import PAPER, colour, nothing, pattern, tint
 from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import METHODS
@@ -59,7 +59,12 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
     shown = next((method for method in reversed(SAT) if results.of(method, lag)), SAT[-1])
     rows: list[pd.DataFrame] = []
     spreads, quantiles = [], []
-    for share, name, text in ((0.0, "abs_d_p50", "median"), (0.3, "abs_d_p90", "90 %"), (0.55, "abs_d_p99", "99 %"), (0.75, "abs_d_max", "largest")):
+    for share, name, text in (
+        (0.0, "abs_d_p50", "median"),
+        (0.3, "abs_d_p90", "90 %"),
+        (0.55, "abs_d_p99", "99 %"),
+        (0.75, "abs_d_max", "largest"),
+    ):
         curve = step_curve(results, shown, lag, name)
         if curve is not None:
             rows.append(curve.rows())
@@ -77,17 +82,18 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
             draw_curve(panel, curve, colour(method), style, named, window=WINDOW)
             if panel is quantile:
                 quantiles.append(curve.smoothed(WINDOW).values)
-    objective = results.settings.objective
-    gate.axhline(1 - objective.quantile_alpha, color=PAPER, linewidth=1.2, linestyle=":")
+    objective, limit_share = results.settings.objective, gated_share_limit(results.settings)
+    gate.axhline(limit_share, color=PAPER, linewidth=1.2, linestyle=":")
     for limit in {objective.eps_low, objective.eps_high}:
         radius.axhline(limit, color=PAPER, linewidth=1.2, linestyle=":")
     log_axis(spread, spreads)
     log_axis(quantile, quantiles)
     finish(spread, results, f"a  |d| of {METHODS[shown].label}, lag {lag}", "|log-ratio|")
-    finish(quantile, results, f"b  q, the {objective.quantile_alpha:g} quantile of |d|", "q")
+    finish(quantile, results, f"b  q, the {1 - limit_share:g} quantile of |d|", "q")
     finish(gate, results, "c  gated share of the tokens", "share")
     finish(radius, results, "d  mean clip radius (dotted: low, solid: high)", "radius")
-    spread.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if spreads:
+        spread.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     side_legend(quantile)
     return Drawn(figure, tidy(rows))
 
@@ -95,7 +101,7 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
 def lag_panel(results: Results, reference: Reference) -> Drawn:
     """Share of the trained tokens at each realised lag, and the schedule's closed form, for every lag of the run."""
     lags = list(dict.fromkeys(lag for _, lag in results.rows()))
-    figure, axes = panels(1, max(len(lags), 1), max(3.6 * len(lags), 3) + 1.8, 3.3, between=0.65, right=1.7)
+    figure, axes = panels(1, max(len(lags), 1), max(3.6 * len(lags), 3) + 2.2, 3.3, between=0.65, right=2.1)
     rows: list[dict[str, object]] = []
     for panel, lag in zip(axes[0], lags, strict=False):
         tokens: Counter[int] = Counter()
@@ -109,13 +115,30 @@ def lag_panel(results: Results, reference: Reference) -> Drawn:
             nothing(panel)
             continue
         total = sum(tokens.values())
-        panel.bar(list(tokens), [count / total for count in tokens.values()], color=colour("grpo"), width=0.75, label="tokens trained on")
+        panel.bar(
+            list(tokens), [count / total for count in tokens.values()], color=colour("grpo"), width=0.75, label="tokens trained on"
+        )
         implied = Schedule.of(results.settings.cell(runs[0].cell)).lag_histogram()
         steps = sum(implied.values())
-        panel.plot(list(implied), [count / steps for count in implied.values()], "D", color=colour("sat-gspo"), markersize=5, label="schedule")
+        panel.plot(
+            list(implied),
+            [count / steps for count in implied.values()],
+            "D",
+            color=colour("sat-gspo"),
+            markersize=5,
+            label="schedule",
+        )
         panel.set_xticks(sorted({*tokens, *implied}) if len(implied) < 12 else range(0, max(implied) + 1, 3))
         rows += [
-            {"source": source, "method": "", "lag": lag, "seed": "", "quantity": "share at realised lag", "step": key, "value": count / whole}
+            {
+                "source": source,
+                "method": "",
+                "lag": lag,
+                "seed": "",
+                "quantity": "share at realised lag",
+                "step": key,
+                "value": count / whole,
+            }
             for source, counts, whole in (("ours", tokens, total), ("schedule", implied, steps))
             for key, count in sorted(counts.items())
         ]
@@ -124,21 +147,25 @@ def lag_panel(results: Results, reference: Reference) -> Drawn:
     return Drawn(figure, pd.DataFrame(rows, columns=list(CSV_COLUMNS)))
 
 
-def captions(results_seeds: int, alpha: float) -> dict[str, str]:
+def captions(results_seeds: int, gated_share: float) -> dict[str, str]:
     over = f"Line: mean over {results_seeds} seeds, band: their range." if results_seeds > 1 else "One seed."
     return {
         "stress_panel": (
-            "Lag 8 as Figure 1 of the paper draws it: eight optimizer steps per rollout batch, lags 8 to 15. a, training reward (trailing "
-            f"mean over {WINDOW} steps); b, accuracy on held-out problems (dotted: base policy); c, mismatch at the first step of each rollout "
+            "Lag 8 as Figure 1 of the paper draws it: eight optimizer steps per rollout batch, lags 8 to 15. a, training "
+            "reward (trailing "
+            f"mean over {WINDOW} steps); b, accuracy on held-out problems (dotted: base policy); c, mismatch at the first "
+            "step of each rollout "
             f"batch, logarithmic. A cross marks where a run collapses by the stated rule. {over}"
         ),
         "sat_panel": (
-            "What SAT does at lag 8. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; b, the gate threshold "
-            f"q; c, share of tokens whose limits are contracted, at most 1 − α = {1 - alpha:.2g} (dotted); d, mean clip radii (dotted "
+            "What SAT does at lag 8. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; b, "
+            "the gate threshold "
+            f"q; c, share of tokens whose limits are contracted, at most 1 − α = {gated_share:.2g} (dotted); d, mean clip radii "
+            "(dotted "
             f"line: without SAT). Trailing means over {WINDOW} steps. {over}"
         ),
         "lag_histogram": (
-            "Realised lag of every trained token, by the version the engine stamped on it, over all cells of a lag; diamonds: the closed form of the schedule."
+            "Realised lag of every trained token, by the version the engine stamped on it, over all cells of a lag; "
+            "diamonds: the closed form of the schedule."
         ),
     }
-

@@ -8,7 +8,17 @@ from matplotlib.axes import Axes
 
 from pipeline.assemble.collect import summarise_onsets
 from pipeline.assemble.drawing import (
-    WINDOW, Drawn, cross_handle, draw_curve, draw_paper, log_axis, mark_collapses, panels, paper_axis, paper_handle, side_legend,
+    WINDOW,
+    Drawn,
+    cross_handle,
+    draw_curve,
+    draw_paper,
+    log_axis,
+    mark_collapses,
+    panels,
+    paper_axis,
+    paper_handle,
+    side_legend,
 )  # fmt: skip
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
@@ -71,14 +81,22 @@ def lag_pair(
     rows, drawn, published = [], [], []
     for lag in LAGS:
         rows.append(
-            draw_paper(second, reference, results.settings.trainer.steps, source, method, lag, metric, LAG_PATTERNS[lag], window=WINDOW)
+            draw_paper(
+                second, reference, results.settings.trainer.steps, source, method, lag, metric, LAG_PATTERNS[lag], window=WINDOW
+            )
         )
         published.append(rows[-1]["value"].rolling(WINDOW, min_periods=1).mean().to_numpy())
         curve = step_curve(results, method, lag, quantity, first_of_batch=True)
         if curve is not None:
             rows.append(curve.rows())
             draw_curve(
-                panel, curve, lag_colour(method, lag), LAG_PATTERNS[lag], f"{METHODS[method].label}, lag {lag}", window=WINDOW, raw=True
+                panel,
+                curve,
+                lag_colour(method, lag),
+                LAG_PATTERNS[lag],
+                f"{METHODS[method].label}, lag {lag}",
+                window=WINDOW,
+                raw=True,
             )
             drawn.append(curve.smoothed(WINDOW).values)
     log_axis(panel, drawn)
@@ -145,11 +163,19 @@ def figure5(results: Results, reference: Reference) -> Drawn:
             mean, low, high = (100 * value for value in (interval.estimate, interval.low, interval.high))
             ours.bar(index + offset, mean, **look)
             ours.errorbar(index + offset, mean, yerr=[[mean - low], [high - mean]], color=PAPER, capsize=2.5, linewidth=1.2)
-            best = np.mean([run.accuracy_by_step["accuracy"].max() for run in results.of(method, lag)]) * 100
+            best = 100 * float(np.mean([run.accuracy_by_step["accuracy"].max() for run in results.of(method, lag)]))
             ours.plot(index + offset, best, marker="_", markersize=15, markeredgewidth=2, color=colour(method))
-            rows += [_bar("ours", method, lag, name, value) for name, value in (("fresh_last", mean), ("low", low), ("high", high), ("best", best))]
+            rows += [
+                _bar("ours", method, lag, name, value)
+                for name, value in (("fresh_last", mean), ("low", low), ("high", high), ("best", best))
+            ]
     for panel, base, title, label in (
-        (ours, 100 * avg_at_k(results.base["scoring"]) if results.base else None, "ours: fresh accuracy, last checkpoint", "accuracy, %"),
+        (
+            ours,
+            100 * avg_at_k(results.base["scoring"]) if results.base else None,
+            "ours: fresh accuracy, last checkpoint",
+            "accuracy, %",
+        ),
         (theirs, reference.base_score, "paper: best AIME24 evaluation", "AIME24, %"),
     ):
         panel.set_title(title)
@@ -194,13 +220,16 @@ def captions(reference: Reference, num_steps: int, seeds: int) -> dict[str, str]
         "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes. {over}{smooth}{scale}",
         "figure3": f"GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. {over}{scale}",
         "figure4": (
-            f"Mismatch of all methods at lag 1 (a) and lag 8 (b), trailing mean over {WINDOW} rollout batches, logarithmic. Above: our cells; "
-            "below: the paper's curves on their own axes (values above 0.06 leave the panel). Colour: ratio and clip rule; dashed: R3; "
+            f"Mismatch of all methods at lag 1 (a) and lag 8 (b), trailing mean over {WINDOW} rollout batches, logarithmic. "
+            "Above: our cells; "
+            "below: the paper's curves on their own axes (values above 0.06 leave the panel). Colour: ratio and clip rule; "
+            "dashed: R3; "
             f"dotted: TIS; dash-dotted: both. {over}"
         ),
         "figure5": (
-            "Left: fresh accuracy of our last checkpoint with its 95 % interval; the short bar is the best evaluation. Right: the paper's "
-            "best evaluation. Light: lag 1; full colour: lag 8; dotted: the base policy. Two different tasks: compare orders, not heights."
+            "Left: fresh accuracy of our last checkpoint with its 95 % interval; the short bar is the best evaluation. "
+            "Right: the paper's "
+            "best evaluation. Light: lag 1; full colour: lag 8; dotted: the base policy. Two different tasks: compare "
+            "orders, not heights."
         ),
     }
-

@@ -1,4 +1,6 @@
-"""The paper's numbers: results/reference/table1.csv, curves.csv and the `paper:` section of claims.yaml. Nothing is typed into code."""
+"""The paper's numbers: results/reference/table1.csv, curves.csv and the `paper:` section of claims.yaml. Nothing is typed into
+code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from pipeline.artifacts import REFERENCE
 class Reference:
     """The published table and curves, and the claims with their rules.
 
-    table: method, label, lag, aime24 (%), best_step, mismatch, later_collapse.  curves: figure, method, lag, metric, run, step, value.
+    table: method, label, lag, aime24 (%), best_step, mismatch, later_collapse.  curves: figure, method, lag, metric, run, step,
+    value.
     """
 
     table: pd.DataFrame

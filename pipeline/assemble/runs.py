@@ -22,20 +22,25 @@ from numpy.typing import NDArray
 from pipeline.artifacts import Cell, Layout
 from pipeline.config import Settings
 
+# what the assembly reads; cells may record more
 STEP_COLUMNS = (
-    "step", "batch", "first_of_batch", "published_version", "publish_debt", "lag_mean", "lag_min", "lag_max", "lag_histogram",
-    "reward_mean", "zero_variance_share", "response_length_mean", "truncated_share", "num_responses", "num_tokens", "loss",
-    "policy_loss", "reference_kl", "entropy", "grad_norm", "skipped", "finite", "mismatch", "mismatch_response_mean", "k1", "k3",
-    "ess", "ratio_mean", "ratio_max", "clip_share_low", "clip_share_high", "mask_share", "tis_truncated_share", "tis_weight_mean",
-    "sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high", "abs_d_p50", "abs_d_p90",
-    "abs_d_p99", "abs_d_max", "generate_s", "wait_s", "train_s", "publish_s",
-)  # fmt: skip
-EVALUATION_COLUMNS = (
-    "step", "policy_version", "problem_id", "sample", "correct", "outcome", "finish_reason", "length", "repeated",
-)  # fmt: skip
-SCORE_COLUMNS = (
-    "checkpoint", "policy_version", "problem_id", "sample", "correct", "outcome", "finish_reason", "length",
-)  # fmt: skip
+    *("step", "first_of_batch", "lag_histogram", "reward_mean", "response_length_mean", "truncated_share", "zero_variance_share"),
+    *(
+        "skipped",
+        "finite",
+        "mismatch",
+        "k1",
+        "clip_share_low",
+        "clip_share_high",
+        "abs_d_p50",
+        "abs_d_p90",
+        "abs_d_p99",
+        "abs_d_max",
+    ),
+    *("sat_quantile", "sat_gate_share", "sat_radius_low", "sat_radius_high"),
+)
+EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
+SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 RUN_KEYS = ("method", "lag", "seed", "settings", "fingerprint", "wall_s", "steps")
 
 
@@ -43,7 +48,8 @@ RUN_KEYS = ("method", "lag", "seed", "settings", "fingerprint", "wall_s", "steps
 class Gap:
     """Something a reader would expect and does not get (or gets otherwise): Gap(cell, "missing", "no run.json").
 
-    kind: missing | incomplete | unreadable | unscored | settings (read, but made with other settings) | extra (on disk, not in this run).
+    kind: missing | incomplete | unreadable | unscored | settings (read, but made with other settings) | extra (on disk, not in
+    this run).
     """
 
     cell: str
@@ -123,7 +129,9 @@ def read_results(layout: Layout, settings: Settings) -> Results:
 
 
 def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, list[Gap]]:
-    """Read and check one cell. Raises FileNotFoundError if it is unfinished, ValueError if its files are not what they should be."""
+    """Read and check one cell. Raises FileNotFoundError if it is unfinished, ValueError if its files are not what they should
+    be.
+    """
     if not (folder / "run.json").exists():
         raise FileNotFoundError("not started" if not folder.exists() else "no run.json: still training, or interrupted")
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
@@ -150,8 +158,11 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
 
 def outcome_matrix(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """Outcomes [problems, samples] of rows that hold every sample of every problem once, problems in order of their id."""
-    ordered = rows.sort_values(["problem_id", "sample"])
-    return ordered["correct"].to_numpy(dtype=bool).reshape(ordered["problem_id"].nunique(), -1)
+    problem, problems = pd.factorize(rows["problem_id"], sort=True)
+    sample, samples = pd.factorize(rows["sample"], sort=True)
+    outcomes = np.zeros((len(problems), len(samples)), dtype=bool)
+    outcomes[problem, sample] = rows["correct"].to_numpy(dtype=bool)
+    return outcomes
 
 
 def _read_table(path: Path, columns: Iterable[str]) -> pd.DataFrame:
@@ -175,10 +186,13 @@ def _check_shape(frame: pd.DataFrame, key: str, problems: int, samples: int, nam
     rows = (keys * len(problem_ids) + problem) * len(sample_ids) + sample
     wrong = np.flatnonzero(per_key != problems * samples)
     if len(wrong):
-        raise ValueError(f"{name}: {key} {names[wrong[0]]} has {per_key[wrong[0]]} rows, expected {problems} problems x {samples} samples")
+        raise ValueError(
+            f"{name}: {key} {names[wrong[0]]} has {per_key[wrong[0]]} rows, expected {problems} problems x {samples} samples"
+        )
     if (len(problem_ids), len(sample_ids)) != (problems, samples) or len(np.unique(rows)) != len(rows):
         raise ValueError(
-            f"{name} has {len(problem_ids)} problems x {len(sample_ids)} samples or repeated rows, expected {problems} x {samples} once each"
+            f"{name} has {len(problem_ids)} problems x {len(sample_ids)} samples or repeated rows, expected {problems} x "
+            f"{samples} once each"
         )
 
 
@@ -222,5 +236,6 @@ def _extra_cells(layout: Layout, settings: Settings) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if not isinstance(error, ValueError) or isinstance(error, pa.ArrowException) else text[:240]
+    """The error in one line; its type too where the message was not written by this module."""
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    return kind + " ".join(str(error).split())[:240]

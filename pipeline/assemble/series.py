@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.assemble.collect import mismatch_series
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
+from pipeline.config import Settings
 
 CSV_COLUMNS = ("source", "method", "lag", "seed", "quantity", "step", "value")
 
@@ -95,6 +96,13 @@ def paper_rows(reference: Reference, figure: str, method: str, lag: str, metric:
             "value": curve.to_numpy(),
         }
     )
+
+
+def gated_share_limit(settings: Settings) -> float:
+    """The largest share of tokens that SAT can gate, 1 - alpha."""
+    alpha = settings.objective.quantile_alpha
+    assert alpha is not None, "config.yaml sets quantile_alpha; only a cell's own copy may lack it"
+    return 1.0 - alpha
 
 
 def tidy(parts: list[pd.DataFrame]) -> pd.DataFrame:

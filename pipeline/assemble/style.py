@@ -1,7 +1,7 @@
 """How every figure looks: one colour per method, one line pattern per correction, and files that are the same on every run.
 
-Colours are Okabe and Ito's, told apart with every common colour vision; the pattern repeats the distinction without colour. INK and GRID
-appear in no data, so that the report can turn them into the page's own colours for its dark theme.
+Colours are Okabe and Ito's, told apart with every common colour vision; the pattern repeats the distinction without colour. INK
+and GRID appear in no data, so that the report can turn them into the page's own colours for its dark theme.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def tint(name: str, share: float = 0.5) -> tuple[float, float, float]:
 
 @contextmanager
 def drawing(name: str) -> Iterator[None]:
-    """The style of all figures; `name` seeds the identifiers inside the SVG, which makes the file repeatable and its ids its own."""
+    """The style of all figures; `name` seeds the identifiers inside the SVG, which makes the file repeatable and its ids its
+    own.
+    """
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         yield
 

@@ -1,7 +1,8 @@
 """Table 1: method rows x lags, in the paper's layout, from whatever cells exist; as Markdown, CSV and LaTeX.
 
-Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; and every row at another lag (the stress
-panel at lags 8 to 15). Accuracies are means over the seeds in %; the interval belongs to the fresh accuracy of the last checkpoint.
+Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; and every row at another lag (the
+stress panel at lags 8 to 15). Accuracies are means over the seeds in %; the interval belongs to the fresh accuracy of the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def blocks(rows: Sequence[Row]) -> list[Block]:
 
 def rows_of(results: Results, cells: pd.DataFrame) -> list[Row]:
     """One row for every (method, lag) of the settings."""
-    return [_row(results, cells[(cells["method"] == method) & (cells["lag"] == lag)], method, lag) for method, lag in results.rows()]
+    return [
+        _row(results, cells[(cells["method"] == method) & (cells["lag"] == lag)], method, lag) for method, lag in results.rows()
+    ]
 
 
 def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
@@ -161,7 +164,7 @@ def bracket(low: float, high: float) -> str:
 
 
 def collapse_mark(row: Row) -> str:
-    """"0/3", or "† 2/3" where runs collapsed; "–" without runs."""
+    """ "0/3", or "† 2/3" where runs collapsed; "–" without runs."""
     if row.seeds_read == 0:
         return MISSING
     return f"{'† ' if row.collapsed else ''}{row.collapsed}/{row.seeds_read}"
@@ -197,16 +200,22 @@ def notes(rows: Sequence[Row], results: Results) -> list[str]:
     seeds = max((row.seeds_read for row in rows), default=0)
     over = "problems only: one seed says nothing about the spread between seeds" if seeds <= 1 else "seeds and problems"
     lines = [
-        f"Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, {problems.evaluation_count} "
-        f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and inflated by "
-        f"being a maximum. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the last checkpoint, "
+        "Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, "
+        f"{problems.evaluation_count} "
+        f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and "
+        "inflated by "
+        f"being a maximum. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
+        "last checkpoint, "
         f"with the 95 % interval over {over}.",
-        "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † collapsed / seeds read.",
+        "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † "
+        "collapsed / seeds read.",
     ]
     if results.base:
         named = {"evaluation": "evaluation", "scoring": "fresh"}
         lines.append(
-            "Base policy: " + ", ".join(f"{percent(avg_at_k(results.base[key]))} on the {text} problems" for key, text in named.items()) + "."
+            "Base policy: "
+            + ", ".join(f"{percent(avg_at_k(results.base[key]))} on the {text} problems" for key, text in named.items())
+            + "."
         )
     short = [row for row in rows if row.seeds_read < row.seeds_expected]
     if short:
@@ -246,7 +255,9 @@ def render_latex(rows: Sequence[Row], results: Results) -> str:
             line = [METHODS[method].label]
             for lag in block.lags:
                 cells = [_latex(text) for text in cells_of(by_key.get((method, lag)))]
-                line += [f"\\textbf{{{text}}}" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)]
+                line += [
+                    f"\\textbf{{{text}}}" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)
+                ]
             parts.append(" & ".join(line) + " \\\\")
         parts += ["\\bottomrule", "\\end{tabular}", ""]
     return "\n".join([*parts, *("% " + line for line in notes(rows, results)), ""])

@@ -21,7 +21,10 @@ def weakest(verdicts: Iterable[Verdict]) -> Verdict:
     """not_reproduced if any is, else inconclusive if any is, else reproduced if any is; not_testable only if all are."""
     present = set(verdicts)
     order: tuple[Verdict, ...] = ("not_reproduced", "inconclusive", "reproduced")
-    return next((verdict for verdict in order if verdict in present), "not_testable")
+    for verdict in order:
+        if verdict in present:
+            return verdict
+    return "not_testable"
 
 
 def count(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:

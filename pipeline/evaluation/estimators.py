@@ -1,8 +1,9 @@
 """Estimates and intervals of accuracies and training curves: pure functions of arrays, randomness from an explicit Generator.
 
-In: 0/1 outcomes as [problems, samples] (one run) or [seeds, problems, samples] (one cell), or per-step series, one array per seed.
-Out: numbers and `Interval`s. Problems are the unit of sampling: the samples of one problem are correlated, so no interval here treats
-samples as independent. Seeds are resampled too where there are at least two; with one seed an interval speaks of the problems only.
+In: 0/1 outcomes as [problems, samples] (one run) or [seeds, problems, samples] (one cell), or per-step series, one array per
+seed. Out: numbers and `Interval`s. Problems are the unit of sampling: the samples of one problem are correlated, so no interval
+here treats samples as independent. Seeds are resampled too where there are at least two; with one seed an interval speaks of the
+problems only.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def pass_at_k(correct: ArrayLike, k: int) -> float:
 
 
 def clustered_standard_error(correct: ArrayLike) -> float:
-    """Standard error of avg@k with problems as clusters: sd of the problem means / sqrt(problems); `correct` 0/1 [problems, samples]."""
+    """Standard error of avg@k with problems as clusters: sd of the problem means / sqrt(problems); `correct` 0/1 [problems,
+    samples].
+    """
     means = _outcomes(correct, 2).mean(axis=1)
     return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else float("nan")
 
@@ -74,7 +77,12 @@ def t_interval(values: ArrayLike, level: float = 0.95, over: str = PROBLEMS) -> 
 
 
 def hierarchical_interval(
-    correct: ArrayLike, rng: np.random.Generator, *, draws: int = 2000, level: float = 0.95, levels: Sequence[str] = (SEEDS, PROBLEMS)
+    correct: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    draws: int = 2000,
+    level: float = 0.95,
+    levels: Sequence[str] = (SEEDS, PROBLEMS),
 ) -> Interval:
     """Bootstrap interval of a cell's accuracy, `correct` 0/1 [seeds, problems, samples]; see `contrast_interval`."""
     return contrast_interval([(1.0, correct)], rng, draws=draws, level=level, levels=levels).clipped(0.0, 1.0)
@@ -106,12 +114,12 @@ def contrast_interval(
 ) -> Interval:
     """Hierarchical bootstrap of sum_g weight_g x accuracy_g, with groups (weight, 0/1 [seeds_g, problems, samples_g]).
 
-    Problems are crossed with the cells and drawn once for all groups (pairing); seeds are drawn within each group. Deviations at each
-    level are widened by sqrt(n/(n-1)) t/z, because a plain percentile interval is far too narrow for a few seeds (Hesterberg 2015,
-    arXiv 1411.5279, "expanded percentile"; degrees of freedom over seeds by Welch and Satterthwaite), and the seeds' spread is taken without the sampling noise inside each
-    seed. Measured coverage of the 95 % interval: 94 to 98 % for 1 to 5 seeds, whatever the spread of the seeds. SAMPLES may be added to
-    `levels`, but the mean of a problem already carries the noise of its samples, so that drawing them again counts it twice.
-    Raises ValueError if the groups have different numbers of problems.
+    Problems are crossed with the cells and drawn once for all groups (pairing); seeds are drawn within each group. Deviations at
+    each level are widened by sqrt(n/(n-1)) t/z, because a plain percentile interval is far too narrow for a few seeds (Hesterberg
+    2015, arXiv 1411.5279, "expanded percentile"; degrees of freedom over seeds by Welch and Satterthwaite), and the seeds' spread
+    is taken without the sampling noise inside each seed. Measured coverage of the 95 % interval: 94 to 98 % for 1 to 5 seeds,
+    whatever the spread of the seeds. SAMPLES may be added to `levels`, but the mean of a problem already carries the noise of its
+    samples, so that drawing them again counts it twice. Raises ValueError if the groups have different numbers of problems.
     """
     arrays = [(weight, _outcomes(correct, 3)) for weight, correct in groups]
     problems = {array.shape[1] for _, array in arrays}
@@ -149,7 +157,7 @@ def log_ratio_of_means(
 
     Steps are resampled in circular blocks of `block` (neighbouring steps are correlated), seeds where a side has several.
     """
-    freedom = _welch_freedom([np.array([np.log(np.mean(series)) for series in side]) for side in (a, b)])
+    freedom = _welch_freedom([np.array([np.log(np.asarray(series, dtype=float).mean()) for series in side]) for side in (a, b)])
     estimate, replicates = 0.0, np.zeros(draws)
     for sign, side in ((1.0, a), (-1.0, b)):
         series = [np.asarray(values, dtype=float) for values in side]
@@ -207,10 +215,12 @@ def _widening(n: int, freedom: float, level: float) -> float:
 def _per_seed_means(
     array: NDArray[np.float64], problem_weights: NDArray[np.float64], rng: np.random.Generator, draws: int, resample: bool
 ) -> NDArray[np.float64]:
-    """Weighted mean over problems of each seed, [draws or 1, seeds]; with `resample` the samples of every problem are drawn anew."""
+    """Weighted mean over problems of each seed, [draws or 1, seeds]; with `resample` the samples of every problem are drawn
+    anew.
+    """
     means = array.mean(axis=2)
     if not resample:
-        return problem_weights @ means.T
+        return np.einsum("dp,sp->ds", problem_weights, means)  # small: cheaper than waking the threads of a matrix product
     k = array.shape[2]
     drawn = rng.binomial(k, means, size=(draws, *means.shape)) / k
     return np.einsum("bsp,bp->bs", drawn, np.broadcast_to(problem_weights, (draws, means.shape[1])))
@@ -245,7 +255,9 @@ def _welch_freedom(per_seed: Sequence[NDArray[np.float64]]) -> float:
     return total**2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, several, strict=True))
 
 
-def _block_means(values: NDArray[np.float64], rng: np.random.Generator, draws: int, block: int, level: float) -> NDArray[np.float64]:
+def _block_means(
+    values: NDArray[np.float64], rng: np.random.Generator, draws: int, block: int, level: float
+) -> NDArray[np.float64]:
     """Means [draws] of the series rebuilt from circular blocks, deviations widened for the number of blocks."""
     n = len(values)
     block = max(1, min(block, n // 2))
@@ -260,5 +272,5 @@ def _block_means(values: NDArray[np.float64], rng: np.random.Generator, draws: i
 def _percentile_interval(estimate: float, replicates: NDArray[np.float64], level: float, over: tuple[str, ...]) -> Interval:
     low, high = np.quantile(replicates, [0.5 - level / 2, 0.5 + level / 2])
     tail = min(np.count_nonzero(replicates <= 0), np.count_nonzero(replicates >= 0))
-    p_value = min(1.0, 2.0 * (tail + 1) / (len(replicates) + 1))
+    p_value = min(1.0, 2.0 * max(tail, 0.5) / len(replicates))
     return Interval(estimate, float(low), float(high), level, over, p_value)

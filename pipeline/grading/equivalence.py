@@ -1,7 +1,7 @@
 """When two answers mean the same, strictly: structure is compared here, and what only mathematics can decide is asked of `decide`.
 
-Strict means: no factor of 100, no relative tolerance, no comma, bracket or base dropped. A percentage equals its number and its ratio;
-a unit may be missing but not differ; a decimal of at least six significant digits equals what it rounds or cuts off.
+Strict means: no factor of 100, no relative tolerance, no comma, bracket or base dropped. A percentage equals its number and its
+ratio; a unit may be missing but not differ; a decimal of at least six significant digits equals what it rounds or cuts off.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.grading.quantities import Quantity, read_quantity, units_conflict
 
 Question = Literal["equal", "proportional", "positively_proportional"]
 Decide = Callable[[Question, str, str], bool]
+_SINGLE = re.compile(r"(?<!\\text)\{(\w)\}")
 MAX_MEMBERS = 24  # of unordered collections that are matched member by member
 
 
@@ -34,18 +35,24 @@ def undecided(question: Question, gold: str, answer: str) -> bool:
 def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     """Whether an answer means the same as the gold answer; both as written. May raise what `decide` raises."""
     gold, answer = canonical(gold), canonical(answer)
-    if compact(gold) == compact(answer):
-        return True
     if not answer or not gold:
         return False
+    if _bare(gold) == _bare(answer):
+        return True
     choice = re.fullmatch(r"(?:\\text ?\{ ?)?\(([A-H])\)[ .}].*", answer)
     if choice and words_key(gold) == choice.group(1).casefold():
         return True
     comparison = _Comparison(decide)
-    if has_thousands(gold) or has_thousands(answer):  # 1,234 may be a number or two: both answers are read the same way
-        if comparison.same(read_form(join_thousands(gold)), read_form(join_thousands(answer))):
-            return True
-    return comparison.same(read_form(gold), read_form(answer))
+    if not (has_thousands(gold) or has_thousands(answer)):
+        return comparison.same(read_form(gold), read_form(answer))
+    # 1,234 may be one number or two: both answers are read the same way
+    joined = comparison.same(read_form(join_thousands(gold)), read_form(join_thousands(answer)))
+    return joined or comparison.same(read_form(gold), read_form(answer))
+
+
+def _bare(text: str) -> str:
+    """Compact text without the braces around single signs: x^{2} is x^2."""
+    return _SINGLE.sub(r"\1", compact(text))
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,12 @@ class _Comparison:
             return _key(gold) == _key(answer) != ""
         if isinstance(gold, Scalar) and isinstance(answer, Scalar):
             return self.same_scalars(gold.text, answer.text)
-        if isinstance(gold, Members) or isinstance(answer, Members):
-            return self.same_members(gold, answer)
+        if isinstance(gold, Members) and isinstance(answer, Members):
+            return self.match(gold.items, answer.items)
+        if isinstance(gold, Members):
+            return self.members_are(gold, answer, lambda item: self.same(item, answer))
+        if isinstance(answer, Members):
+            return self.members_are(answer, gold, lambda item: self.same(gold, item))
         if isinstance(gold, Union) and isinstance(answer, Union):
             return self.match(gold.parts, answer.parts)
         if isinstance(gold, Group) and isinstance(answer, Group):
@@ -98,18 +109,15 @@ class _Comparison:
             del rest[partner]
         return True
 
-    def same_members(self, gold: Form, answer: Form) -> bool:
-        if isinstance(gold, Members) and isinstance(answer, Members):
-            return self.match(gold.items, answer.items)
-        members, other, swapped = (gold, answer, False) if isinstance(gold, Members) else (answer, gold, True)
-        if len(members.items) == 1:
-            pair = (members.items[0], other)
-            return self.same(*(reversed(pair) if swapped else pair))
+    def members_are(self, members: Members, other: Form, same_as_other: Callable[[Form], bool]) -> bool:
+        """Whether a collection is what is not written as one: its only member, a tuple without brackets, a union of inequalities."""
+        if len(set(members.items)) == 1:
+            return same_as_other(members.items[0])
         if isinstance(other, Group):
-            return not members.braces and other.opening + other.closing == "()" and self.same_in_order(members.items, other.items)
+            return not members.braces and other.opening + other.closing == "()" and self.same_in_order(other.items, members.items)
         if isinstance(other, Union):
-            intervals = [interval(item) if isinstance(item, Relation) else item for item in members.items]
-            return None not in intervals and self.match(tuple(intervals), other.parts)
+            intervals = tuple(interval(item) or item if isinstance(item, Relation) else item for item in members.items)
+            return self.match(other.parts, intervals)
         return False
 
     def same_scalars(self, gold: str, answer: str) -> bool:
@@ -158,7 +166,7 @@ class _Comparison:
     def same_equations(self, gold: Relation, answer: Relation) -> bool:
         labels = gold.parts[0], answer.parts[0]
         if all(map(is_label, labels)) and (labels[0] == labels[1] or all(map(_is_ordinate, labels))):
-            return self.same(read_form(assigned(gold)), read_form(assigned(answer)))
+            return self.same(read_form(assigned(gold) or ""), read_form(assigned(answer) or ""))
         if all("(" in label and "," in label for label in labels):  # (p,q) = (3,2)
             return self._same_parts(gold, answer)
         if len(gold.signs) == len(answer.signs) == 1:
@@ -183,9 +191,10 @@ class _Comparison:
 
 
 _LABEL = re.compile(
-    r"(?:\\text\{[^{}]*\}|\\(?!sqrt|frac|sum|prod|int|binom)[a-zA-Z]+|[A-Za-z'|{}:,°ℝ]|_\{[^{}]*\}|_[A-Za-z0-9]|\([^()]*\)|\[[A-Za-z]+\]"
-    r"|\^\{?(?:-1|\*)\}?|\\frac\{d[a-z]?\}\{d[a-z]\}|d[a-z]/d[a-z]|(?<=[A-Za-z])\d)+"
+    r"(?:d[a-z]/d[a-z]|\\frac\{d[a-z]?\}\{d[a-z]\}|\\text\{[^{}]*\}|\\(?!sqrt|frac|sum|prod|int|binom)[a-zA-Z]++ ?|[A-Za-z'|{}:,°ℝ]"
+    r"|_\{[^{}]*\}|_[A-Za-z0-9]|\([^()]*\)|\[[A-Za-z]+\]|\^\{?(?:-1|\*)\}?|(?<=[A-Za-z])\d)++"  # possessive: linear on any text
 )
+_ABSOLUTE = re.compile(r"\|[a-z]\|")
 _LINEAR = re.compile(r"(?:[A-Za-z0-9+\-*/_{}()|'.]|\\(?:frac|cdot|text|angle|alpha|beta|gamma|theta|lambda|mu)(?![a-zA-Z]))+")
 _BASED = re.compile(r"\(?(-?[0-9][0-9A-Fa-f]*|[A-Fa-f]+[0-9][0-9A-Fa-f]*)\)?_(?:\{(?:\\text\{)?([0-9a-z]+)\}?\}|(\d))")
 _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12}
@@ -199,7 +208,7 @@ def is_label(text: str) -> bool:
 def assigned(relation: Relation, lenient: bool = False) -> str | None:
     """The value that `x = 5`, `S = a = b ≈ 0.5` or `a ≈ 0.5` states exactly, or None if the equation states none.
 
-    `lenient` also takes the value of a linear combination (m+n = 25), which for a gold answer would be an equation in its own right.
+    `lenient` also takes the value of a linear combination (m+n = 25), which for a gold answer is an equation in its own right.
     """
     parts, signs = relation.parts, relation.signs
     until = signs.find("≈") + 1 if "≈" in signs else len(parts)
@@ -243,6 +252,9 @@ def interval(relation: Relation) -> Group | None:
     if len(parts) == 3 and is_label(parts[1]):
         low, high = read_form(parts[0]), read_form(parts[2])
         return Group("[" if signs[0] == "≤" else "(", "]" if signs[1] == "≤" else ")", (low, high))
+    if len(parts) == 2 and _ABSOLUTE.fullmatch(parts[0]) and not is_label(parts[1]):  # |x| < 3
+        low = read_form(parts[1][1:] if parts[1].startswith("-") else "-" + parts[1])
+        return Group("[" if signs == "≤" else "(", "]" if signs == "≤" else ")", (low, read_form(parts[1])))
     if len(parts) == 2 and is_label(parts[0]) and not is_label(parts[1]):
         return Group("(", "]" if signs == "≤" else ")", (Scalar("-∞"), read_form(parts[1])))
     if len(parts) == 2 and is_label(parts[1]) and not is_label(parts[0]):
@@ -251,7 +263,7 @@ def interval(relation: Relation) -> Group | None:
 
 
 def _label_in(relation: Relation) -> str:
-    return next(part for part in (relation.parts[1], *relation.parts) if is_label(part))
+    return next(part for part in (relation.parts[1], *relation.parts) if is_label(part)).strip("|")
 
 
 def _ascending(relation: Relation) -> Relation:

@@ -10,7 +10,8 @@ from fractions import Fraction
 from functools import lru_cache
 from math import comb, factorial, isqrt
 
-from pipeline.grading.expression import Node, NotationError, read
+from pipeline.grading.cursor import NotationError
+from pipeline.grading.expression import Node, read
 
 MAX_DIGITS = 1000  # of a literal
 MAX_BITS = 24_000  # of an intermediate result
@@ -55,7 +56,7 @@ def is_decimal(text: str) -> bool:
 
 
 def agrees_to_its_digits(decimal: str, exact: Fraction) -> bool:
-    """Whether a decimal is `exact` rounded or cut off at its last digit, and shows at least SIGNIFICANT_DIGITS; integers are exact."""
+    """Whether a decimal with at least SIGNIFICANT_DIGITS is `exact` rounded or cut off at its last digit; integers are exact."""
     digits = decimal.lstrip("+-0.").replace(".", "")
     places = len(decimal.partition(".")[2])
     if len(digits) < SIGNIFICANT_DIGITS or not places or exact.denominator == 1:
@@ -78,13 +79,13 @@ class _Evaluation:
         kind = node[0]
         if kind == "num":
             return self.counted(node[1])
-        if kind == "var":
-            if node[1] in env:
+        if kind in ("var", "const"):
+            if node[1] in env:  # also the index i of a sum
                 return env[node[1]]
             raise Inexact(node[1])
         if kind in ("sum", "prod"):
             return self.series(node, env)
-        if kind in ("const", "call"):
+        if kind == "call":
             raise Inexact(kind)
         return self.counted(_ARITHMETIC[kind](*[self.of(part, env) for part in node[1:]]))
 
@@ -122,7 +123,7 @@ def _double_factorial(number: Fraction) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        if exponent.denominator > 64 or base < 0:
+        if exponent.denominator > 64:
             raise Inexact("root")
         return _power(_root(base, Fraction(exponent.denominator)), Fraction(exponent.numerator))
     if base in (1, -1):

@@ -3,7 +3,7 @@
 A node is a tuple whose first entry names it: ("num", Fraction), ("const", "π" | "e" | "i" | "∞"), ("var", name), ("+" | "-" | "*" |
 "/" | "^", a, b), ("neg" | "!" | "!!" | "abs" | "floor" | "ceil", a), ("root", a, n), ("log", base, a), ("binom", n, k),
 ("call", function, a), ("sum" | "prod", variable, low, high, body).
-Caps: MAX_DEPTH levels, MAX_LENGTH characters. What the grammar does not know raises NotationError.
+Caps: MAX_DEPTH levels, MAX_OPERATIONS, MAX_LENGTH characters. What the grammar does not know raises NotationError.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from pipeline.grading.cursor import Cursor, NotationError
 from pipeline.grading.notation import MAX_LENGTH
 
-MAX_DEPTH = 40
 Node = tuple
 
 
-class NotationError(ValueError):
-    """The text is not a formula that this reader knows."""
-
-
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt asin acos atan min max gcd lcm".split()
+    re.findall(
+        r"\w+",
+        "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt asin acos atan min max gcd lcm",
+    )
 )
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
+    re.findall(
+        r"\w+",
+        "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
+        "varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell",
+    )
 )
-_PLAIN_WORDS = sorted([*FUNCTIONS, "pi", "theta", "infinity", "infty", "inf", "oo", "alpha", "beta", "lambda"], key=len, reverse=True)
+_PLAIN_WORDS = sorted(
+    [*FUNCTIONS, "pi", "theta", "infinity", "infty", "inf", "oo", "alpha", "beta", "lambda"], key=len, reverse=True
+)
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4}(?![\d.a-zA-Z]))?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _MIXED = re.compile(r" ?(?:\\frac *(?:\{ ?(\d+) ?\}|(\d)) *(?:\{ ?(\d+) ?\}|(\d)))|(?<=\d) (\d+) ?/ ?(\d+)(?![\d.])")
@@ -62,49 +66,23 @@ def variables(node: Node) -> set[str]:
     return set().union(*(variables(part) for part in node[1:] if isinstance(part, tuple)), set())
 
 
-class _Reader:
+class _Reader(Cursor):
     """Recursive descent over the characters of one formula."""
 
-    def __init__(self, text: str) -> None:
-        self.text, self.at, self.depth, self.in_abs = text, 0, 0, 0
-
-    def error(self, what: str) -> NotationError:
-        return NotationError(f"{what} at {self.at}: {self.text[self.at : self.at + 20]!r}")
-
-    def blanks(self) -> None:
-        while self.text.startswith(" ", self.at):
-            self.at += 1
-
-    def peek(self) -> str:
-        self.blanks()
-        return self.text[self.at] if self.at < len(self.text) else ""
-
-    def take(self, sign: str) -> bool:
-        if self.peek() and self.text.startswith(sign, self.at):
-            self.at += len(sign)
-            return True
-        return False
-
-    def expect(self, sign: str) -> None:
-        if not self.take(sign):
-            raise self.error(f"{sign!r} expected")
-
     def sum(self) -> Node:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self.error("nested too deeply")
         node = self.product()
         while self.peek() in ("+", "-"):
             operator = self.text[self.at]
             self.at += 1
+            self.count_operation()
             node = (operator, node, self.product())
-        self.depth -= 1
         return node
 
     def product(self) -> Node:
         node = self.signed()
         while True:
             sign = self.peek()
+            self.count_operation()
             if sign in ("*", "/"):
                 self.at += 1
                 node = (sign, node, self.signed())
@@ -131,8 +109,9 @@ class _Reader:
     def power(self) -> Node:
         node = self.atom()
         while True:
+            self.count_operation()
             if self.take("^"):
-                node = self.raised(node)
+                node = ("^", node, self.script())
             elif self.peek() == "!":
                 double = self.text.startswith("!!", self.at)
                 self.at += 2 if double else 1
@@ -144,9 +123,6 @@ class _Reader:
             else:
                 return node
 
-    def raised(self, base: Node) -> Node:
-        return ("^", base, self.script())
-
     def script(self) -> Node:
         """What follows ^ or _: a group, a signed number, or one atom; towers without braces are read from the right."""
         if self.peek() in ("+", "-"):
@@ -156,11 +132,9 @@ class _Reader:
             return ("neg", node) if negative else node
         node = self.group("{") if self.peek() == "{" else self.atom(mixed=False)
         if self.peek() == "^":
-            self.depth += 1
-            if self.depth > MAX_DEPTH:
-                raise self.error("nested too deeply")
+            self.descend()
             self.at += 1
-            node = self.raised(node)
+            node = ("^", node, self.script())
             self.depth -= 1
         return node
 
@@ -183,6 +157,12 @@ class _Reader:
         return self.atom(mixed=False)
 
     def atom(self, mixed: bool = True) -> Node:
+        self.descend()
+        node = self.bare_atom(mixed)
+        self.depth -= 1
+        return node
+
+    def bare_atom(self, mixed: bool) -> Node:
         sign = self.peek()
         if sign.isdecimal() or sign == ".":
             return self.number(mixed)
@@ -240,7 +220,9 @@ class _Reader:
         return node
 
     def letters(self) -> Node:
-        run = _LETTERS.match(self.text, self.at).group()
+        match = _LETTERS.match(self.text, self.at)
+        assert match is not None
+        run = match.group()
         if run == "C":
             chosen = re.compile(r"C ?(?:_ ?\{?(\d+)\}? ?\^ ?\{?(\d+)\}?|\( ?(\d+) ?, ?(\d+) ?\))").match(self.text, self.at)
             if chosen:

@@ -1,8 +1,9 @@
 """Which part of a response is its answer: decided once, before anything is compared.
 
-In this order: the last balanced \\boxed or \\fbox (boxes joined only by "and", "or" or a comma form one list); the last "Answer:" line;
-and, unless the response was cut off, the last "the answer is ..." or "... is the answer", or a closing statement that ends in a value.
-A last box that is empty or never closed is no answer: an earlier box is not revived. Time is linear in the length of the response.
+In this order: the last balanced \\boxed or \\fbox (boxes joined only by "and", "or" or a comma form one list); the last
+"Answer:" line; and, unless the response was cut off, the last "the answer is ..." or "... is the answer", or a closing statement
+that ends in a value. A last box that is empty or never closed is no answer: an earlier box is not revived.
+Time is linear in the length of the response.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+MAX_STATEMENT = 4000  # characters of a statement in prose that are looked at
 MAX_BOXES = 32  # boxes looked at backwards from the last one: nested, or members of one list
 
 
@@ -24,7 +26,8 @@ class Extraction:
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"[-+]?\d+(?:[.,/]\d+)*|\\[a-zA-Z]+|[A-Za-z]")
 _CONNECTOR = re.compile(
-    r"(?:[\s$,;&*]|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mbox|textrm|mathrm)\{\s*(?:and|or|,)?\s*\}|\band\b|\bor\b|[，、和或])*"
+    r"(?:[\s$,;&*]|\\[()\[\],;:! ]|\\q?quad|\\(?:text|mbox|textrm|mathrm)\{\s*(?:and|or|,)?\s*\}|\band\b|\bor\b|[，、和或]"
+    r"|[a-z](?:_\w)?\s*=)*+"
 )
 _LINK = re.compile(r"and|or|[,，、和或]")
 _END_TOKEN = re.compile(r"<\|[a-z_]{2,24}\|>|</s>|<eos>")
@@ -34,14 +37,22 @@ _ANSWER_IS = re.compile(
     r"|answer(?=\s*(?:\$|\\\(|\\\[))|answer[*_]*\s*\n+(?=\s*[\d$\\-])",
     re.IGNORECASE,
 )
-_IS_ANSWER = re.compile(r"\s+(?:is|are)\s+(?:the|our|my)?\s*(?:final|correct|required|desired)?\s*answers?\b", re.IGNORECASE)
-_OPENING_WORDS = re.compile(r"^(?:(?:so|thus|hence|therefore|then|we\s+(?:see|find|conclude)\s+that|and|finally)\b[\s,]*)+", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.?](?=\s|$)|[。；]|;\s|\s+(?:because|since|which|where|as\s+required|I\s+hope)\b|,\s+(?:so|as|and\s+we)\s")
+_IS_ANSWER = re.compile(
+    r"(?<=\S)\s{1,4}(?:is|are)\s{1,4}(?:(?:the|our|my)\s{1,4})?(?:(?:final|correct|required|desired)\s{1,4})?answers?\b",
+    re.IGNORECASE,
+)
+_OPENING_WORDS = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|then|we\s+(?:see|find|conclude)\s+that|and|finally)\b[\s,]*)+", re.IGNORECASE
+)
+_SENTENCE_END = re.compile(
+    r"[.?](?=\s|$)|[。；]|;\s|!(?=\s+[A-Z][a-z])|\s(?:because|since|which|where|as\s+required|I\s+hope)\b|,\s(?:so|as|and\s+we)\s"
+)
+_REPEATED = re.compile(r"^(?:(?:the|our|my)\s+)?(?:final|correct)?\s*answer\s*(?:is|=|:)+", re.IGNORECASE)
 _DISPLAY = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
 _NUMBER = r"[-+−]?[$€£]?\d[\d.,/ ]*(?<=\d)(?:\s*\\?%|\s*°|[€£]|\s+[A-Za-z]{2,12})?"
 _FORMULA = r"\$\$?[^$]+\$\$?|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]|\\d?frac\{[^{}]+\}\{[^{}]+\}"
 _CLOSING = re.compile(
-    rf"(?:^|[=≈]|\b(?:equals?|is|are|be|get|gives?|obtain|find|have|to|yields?))[\s:*]*(?P<value>{_FORMULA}|{_NUMBER})[\s*]*[.。!]?\s*$",
+    rf"(?:^|[=≈]|\b(?:equals?|is|are|be|get|gives?|obtain|find|have|to|yields?)(?:\s+(?:therefore|thus|simply|just|exactly|then))?)[\s:*]*(?P<value>{_FORMULA}|{_NUMBER})[\s*]*[.。!]?\s*$",
     re.IGNORECASE,
 )
 
@@ -49,7 +60,7 @@ _CLOSING = re.compile(
 def extract_answer(response: str, *, truncated: bool = False) -> Extraction:
     """The answer of a response; `truncated` says that it was cut off at the length limit, where prose proves nothing."""
     if "<think>" in response or "</think>" in response:
-        head, closed, tail = response.rpartition("</think>")
+        _, closed, tail = response.rpartition("</think>")
         truncated = truncated or not closed
         response = tail if closed else response
     if "<" in response:
@@ -151,7 +162,7 @@ def _from_prose(response: str) -> Extraction:
 
 def _statement(text: str, rule: str) -> Extraction:
     """The value that a statement begins with: one formula in its delimiters, or the text up to the end of the sentence."""
-    text = text.lstrip(" \t\n*_:：")
+    text = _REPEATED.sub("", text.lstrip(" \t\n*_:：")).lstrip(" \t\n*_:：")
     opening = next((opening for opening in _DISPLAY if text.startswith(opening)), None)
     if opening:
         end = text.find(_DISPLAY[opening], len(opening))
@@ -160,11 +171,12 @@ def _statement(text: str, rule: str) -> Extraction:
         continues = re.match(r"\s*(?:,|and\b|or\b|[=≈]|\\?%|[a-z]+)", rest, re.IGNORECASE) and _DISPLAY[opening] in rest
         if end > 0 and not continues:
             return _cleaned(text[len(opening) : end], rule)
-    line = text.partition("\n")[0]
+    line = text[:MAX_STATEMENT].partition("\n")[0]
     end_match = _SENTENCE_END.search(line)
     return _cleaned(line[: end_match.start()] if end_match else line, rule)
 
 
 def _cleaned(text: str, rule: str) -> Extraction:
     text = re.sub(r"(?<!\\)\$|\\[()\[\]]|\*\*|`", "", text).strip(" \t\n*_,")
+    text = re.sub(r"\s+\([a-z][a-z ]{3,}\)$", "", text)
     return Extraction(text, rule) if text else Extraction(None, "empty_answer")

@@ -84,9 +84,11 @@ _NAMED = {
 _DEPTH = re.compile(r"\\begin|\\end|[(\[{⦃⌊⌈)\]}⦄⌋⌉]")
 _WHOLE_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _LETTERS_ONLY = re.compile(r"\(?[^\W\d_][^\W\d_ .,'()-]*(?:[ .,'-]+[^\W\d_][^\W\d_ .'()-]*)*\)?\.?")
+_LETTER_LIST = re.compile(r"[A-Z](?: ?, ?[A-Z])+")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _FORMULA_WORD = re.compile(r"^(?:sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|arc|pi|theta|alpha|beta|lambda|inf)", re.IGNORECASE)
 _MATRIX = re.compile(r"\\begin ?\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end ?\{[a-zA-Z]*\}", re.DOTALL)
+_POINT = re.compile(r"[A-BD-Z] ?\(.*,")  # A(1,2) names the point (1,2); C(6,2) is a binomial coefficient
 _NOT_WORD_CHARACTERS = re.compile(r"[\W_]+")
 
 
@@ -138,6 +140,10 @@ def _read_bracketed(text: str, depth: int) -> Form:
             return Group(text[0], text[-1], tuple(read_form(item, depth + 1) for item in items))
         if text[0] + text[-1] == "()":
             return read_form(inner, depth + 1)
+    if _POINT.match(text):
+        point = read_form(text[1:], depth + 1)
+        if isinstance(point, Group):
+            return point
     return Scalar(compact(text))
 
 
@@ -173,7 +179,7 @@ def expanded(members: list[str]) -> list[str]:
     """Each member with ± as two: first all upper signs, then all lower ones."""
     result = []
     for member in members:
-        if "±" in member or "∓" in member:
+        if ("±" in member or "∓" in member) and "⦃" not in member:
             result.append(member.replace("±", "+").replace("∓", "-"))
             result.append(member.replace("±", "-").replace("∓", "+"))
         else:
@@ -192,18 +198,22 @@ def _encloses(text: str) -> bool:
 
 
 def _unwrapped(text: str) -> str:
-    while len(text) > 1 and text[0] == "{" and text[-1] == "}" and _encloses(text):
+    while len(text) > 1 and text[0] == "{" and text[-1] == "}" and "\\choose" not in text and _encloses(text):
         text = text[1:-1].strip()
     return text
 
 
 def _words(text: str) -> Form | None:
-    """Words if `text` is \\text{...} of letters, or letters with a word of four or more; the form of the content of \\text otherwise."""
+    """Words for \\text of letters and for letters with a word of four or more; for other \\text the form of its content."""
     whole = _WHOLE_TEXT.fullmatch(text)
     inner = canonical(whole.group(1)) if whole else text
     if not inner.isascii() and any("\u4e00" <= sign <= "\u9fff" for sign in inner) and not any(sign.isdigit() for sign in inner):
         return Words(words_key(inner))
-    if _LETTERS_ONLY.fullmatch(inner) and (whole or (_LONG_WORD.search(inner) and not _FORMULA_WORD.match(inner))):
+    if (
+        _LETTERS_ONLY.fullmatch(inner)
+        and not (whole and _LETTER_LIST.fullmatch(inner))
+        and (whole or (_LONG_WORD.search(inner) and not _FORMULA_WORD.match(inner)))
+    ):
         named = _NAMED.get(words_key(inner))
         return named or Words(words_key(inner))
     return read_form(inner, 1) if whole and inner != text else None

@@ -81,14 +81,12 @@ def grade_many(
         return [first for first in firsts if isinstance(first, Grade)]
     with ThreadPoolExecutor(symbolic.pool().size) as threads:
         replies = dict(zip(questions, threads.map(_timed_ask, questions.values()), strict=True))
-    return [
-        replace(replies[json.dumps(first.request)], extracted=first.extracted) if isinstance(first, _Pending) else first for first in firsts
-    ]
+    return [replies[json.dumps(first.request)] if isinstance(first, _Pending) else first for first in firsts]
 
 
 def grade_both(response: str, answer: str, *, truncated: bool = False) -> dict[Policy, Grade]:
     """The grades of both policies; a disagreement is logged at level INFO."""
-    grades = {policy: grade(response, answer, policy, truncated=truncated) for policy in POLICIES}
+    grades: dict[Policy, Grade] = {policy: grade(response, answer, policy, truncated=truncated) for policy in POLICIES}
     prime, strict = grades["primemath"], grades["strict"]
     if (prime.outcome == "correct") != (strict.outcome == "correct"):
         log.info(
@@ -101,7 +99,7 @@ def grade_both(response: str, answer: str, *, truncated: bool = False) -> dict[P
 def grade_file(path: Path, policy: Policy, out: TextIO = sys.stdout, problems: TextIO = sys.stderr) -> int:
     """Grade a JSONL file of {response, gold} (optionally truncated), one line {outcome, extracted, rule, seconds} each, in order.
 
-    A malformed line is reported on `problems` with its number, takes the outcome "error", and the rest goes on. Returns how many were.
+    A malformed line is reported on `problems` with its number and takes the outcome "error"; the rest goes on. Returns their count.
     """
     if not path.is_file():
         raise ValueError(f"{path} is not a file; give a JSONL file with one {{response, gold}} object a line")
@@ -159,7 +157,7 @@ def _strict(response: str, answer: str, truncated: bool) -> Grade | _Pending:
     found = extract.extract_answer(response, truncated=truncated)
     if found.text is None:
         return Grade("no_answer", None, found.rule, 0.0)
-    text, answer = found.text, answer.strip()
+    text, answer = found.text, _gold(answer)
     if text == answer:
         return Grade("correct", text, "string", 0.0)
     if _INTEGER.fullmatch(text) and _INTEGER.fullmatch(answer):
@@ -178,7 +176,7 @@ def _primemath(response: str, answer: str, truncated: bool, switches: primemath.
         matched = found.text is not None
     else:
         found, matched = primemath.extract_answer(response)
-    text, answer = found.text, answer.strip()
+    text, answer = found.text, _gold(answer)
     if text is None:
         return Grade("no_answer", None, found.rule, 0.0)
     try:
@@ -188,6 +186,11 @@ def _primemath(response: str, answer: str, truncated: bool, switches: primemath.
     if not verdict and not matched and found.rule == "whole_response":
         return Grade("no_answer", None, found.rule, 0.0)
     return Grade(_outcome(verdict), text[:MAX_LENGTH], "prime", 0.0)
+
+
+def _gold(answer: str) -> str:
+    """The gold answer as given, or the content of its box where a data set gives a whole solution's last line."""
+    return (extract.extract_answer(answer).text or answer).strip() if "\\boxed" in answer else answer.strip()
 
 
 def _undecided_formula(gold: str, answer: str) -> bool:

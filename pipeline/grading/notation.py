@@ -1,4 +1,4 @@
-"""One spelling for mathematical text: LaTeX, Unicode and plain text become the same short notation, in which each operator is one sign.
+"""One spelling for mathematical text: LaTeX, Unicode and plain text become one short notation, with one sign for each operator.
 
 canonical() keeps \\frac, \\sqrt, \\binom, \\text and matrix environments and turns the rest into signs (≤ ∪ ∞ π ° ± ∈ ...), braces
 of sets into ⦃ ⦄, and every kind of blank into one space. It never decides anything: two answers that differ still differ.
@@ -16,7 +16,9 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _UNICODE = str.maketrans(
     {
         **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width forms
-        **dict.fromkeys(map(ord, "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"), " "),
+        **dict.fromkeys(
+            map(ord, "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"), " "
+        ),
         **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), ""),
         **dict.fromkeys(map(ord, "−–—‐‑‒﹣"), "-"),
         **dict.fromkeys(map(ord, "×·⋅∙∗•"), "*"),
@@ -28,14 +30,25 @@ _UNICODE = str.maketrans(
         **dict.fromkeys(map(ord, "º˚"), "°"),
         **dict.fromkeys(map(ord, "，、"), ","),
         **dict.fromkeys(map(ord, "∶："), ":"),
-        **dict.fromkeys(map(ord, "∅∅"), "∅"),
         **dict.fromkeys(map(ord, "⟨〈"), "("),
         **dict.fromkeys(map(ord, "⟩〉"), ")"),
         **dict.fromkeys(map(ord, "′’"), "'"),
-        **{ord(sign): text for sign, text in {"½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23"}.items()},
-        **{ord(sign): text for sign, text in {"⅕": "\\frac15", "⅙": "\\frac16", "⅛": "\\frac18", "√": "\\sqrt", "∛": "\\sqrt[3]"}.items()},
-        **{ord(sign): text for sign, text in {"θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "φ": "\\phi "}.items()},
-        **{ord(sign): text for sign, text in {"∑": "\\sum", "∏": "\\prod", "∫": "\\int", "。": ".", "％": "%", "…": "...", "ℝ": "ℝ"}.items()},
+        **{
+            ord(sign): text
+            for sign, text in {"½": "\\frac12", "¼": "\\frac14", "¾": "\\frac34", "⅓": "\\frac13", "⅔": "\\frac23"}.items()
+        },
+        **{
+            ord(sign): text
+            for sign, text in {"⅕": "\\frac15", "⅙": "\\frac16", "⅛": "\\frac18", "√": "\\sqrt", "∛": "\\sqrt[3]"}.items()
+        },
+        **{
+            ord(sign): text
+            for sign, text in {"θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "φ": "\\phi "}.items()
+        },
+        **{
+            ord(sign): text
+            for sign, text in {"∑": "\\sum", "∏": "\\prod", "∫": "\\int", "。": ".", "％": "%", "…": "...", "ℝ": "ℝ"}.items()
+        },
     }
 )
 _SIGNS = {
@@ -56,14 +69,42 @@ _SIGNS = {
     **dict.fromkeys(("dots", "ldots", "cdots"), "..."),
     **dict.fromkeys(("lbrack",), "["),
     **dict.fromkeys(("rbrack",), "]"),
-    **{"lt": "<", "gt": ">", "div": "/", "pm": "±", "mp": "∓", "cup": "∪", "cap": "∩", "in": "∈", "infty": "∞", "pi": "π", "degree": "°"},
-    **{"colon": ":", "lfloor": "⌊", "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "pounds": "", "euro": "", "prime": "'", "cr": "\\cr "},
-    **dict.fromkeys(("left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr"), ""),
-    **dict.fromkeys(("displaystyle", "textstyle", "limits", "nolimits", "rm", "bf", "it", "boldsymbol", "bm", "hfill", "hline"), ""),
+    **{
+        "lt": "<",
+        "gt": ">",
+        "div": "/",
+        "pm": "±",
+        "mp": "∓",
+        "cup": "∪",
+        "cap": "∩",
+        "in": "∈",
+        "infty": "∞",
+        "pi": "π",
+        "degree": "°",
+        "deg": "°",
+        "surd": "\\sqrt",
+    },
+    **{
+        "colon": ":",
+        "lfloor": "⌊",
+        "rfloor": "⌋",
+        "lceil": "⌈",
+        "rceil": "⌉",
+        "pounds": "",
+        "euro": "",
+        "prime": "'",
+        "cr": "\\cr ",
+    },
+    **dict.fromkeys(
+        ("left", "right", "middle", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr"), ""
+    ),
+    **dict.fromkeys(
+        ("displaystyle", "textstyle", "limits", "nolimits", "rm", "bf", "it", "boldsymbol", "bm", "hfill", "hline"), ""
+    ),
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
     **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
 }
-_TEXT = r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|operatorname\*?)(?![a-zA-Z])"
+_TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?)(?![a-zA-Z])"
 _TEXT_MACRO = re.compile(_TEXT)
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?=( ?))")
@@ -72,7 +113,7 @@ _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\circ(?![a-
 _JOINING_WORD = re.compile(r"(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}])")
 _FACTORIAL_EQUALS = re.compile(r"(?<=[\w)}])!\s*=")
 _BLANKS = re.compile(r"\s+")
-_TIGHT = re.compile(r"(?<!\d) | (?!\d)")
+_TIGHT = re.compile(r"(\\[A-Za-z]+ )(?=[A-Za-z])|(?<!\d) | (?!\d)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.,/] )(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
 _DOTTED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
@@ -90,12 +131,13 @@ def canonical(text: str) -> str:
     text = text.replace("**", "^").replace("{,}", ",").replace("$", "")
     text = _FACTORIAL_EQUALS.sub("! =", text)
     text = text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠").replace("~=", "≈").replace("+/-", "±").replace("+-", "±")
+    text = re.sub(r"(?<![A-Za-z])infinity(?![A-Za-z])", "∞", text)
     text = _JOINING_WORD.sub(",", text)
     text = _BLANKS.sub(" ", text).strip()
     if " " in text:
         text = _THIN_THOUSANDS.sub(lambda m: m.group().replace(" ", ""), text)
     text = _DOTTED_THOUSANDS.sub(lambda m: m.group().replace(".", ""), text)
-    while text and text[-1] in ".,;" and not text.endswith("..."):
+    while text and text[-1] in ".,;\\" and not text.endswith("..."):
         text = text[:-1].rstrip()
     return text
 
@@ -109,11 +151,15 @@ def _without_latex(text: str) -> str:
     text = re.sub(r"\\[()\[\]]", "", text)
     text = _DEGREE.sub("°", text)
     text = _SPACING.sub(" ", text)
-    text = text.replace("\\$", "").replace("\\%", "%").replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|").replace("\\_", "_")
+    text = re.sub(r"\\(?:text)?color ?\{[^{}]*\}|\\underline(?![a-zA-Z])", "", text)
+    text = (
+        text.replace("\\$", "").replace("\\%", "%").replace("\\{", "⦃").replace("\\}", "⦄").replace("\\|", "|").replace("\\_", "_")
+    )
     text = text.replace("\\&", "&").replace("\\#", "").replace("\\\n", " ")
     text = re.sub(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", lambda m: {"R": "ℝ"}.get(m.group(1), f"\\text{{{m.group(1)}}}"), text)
     text = _TEXT_MACRO.sub(r"\\text", text)
     text = re.sub(r"\\text ([A-Za-z])", r"\\text{\1}", text)
+    text = re.sub(r"\\text ?\{\s*\\text ?\{([^{}]*)\}\s*\}", r"\\text{\1}", text)
     text = _TEXT_GROUP.sub(_text_group, text)
     text = re.sub(r"\\not\s*(?:=|\\in(?![a-zA-Z]))", "≠", text)
     return _COMMAND.sub(_sign, text)
@@ -124,6 +170,8 @@ def _text_group(match: re.Match[str]) -> str:
     words = match.group(1).strip()
     if words in ("and", "or", ","):
         return ","
+    if not words:
+        return " "
     return words if words in ("e", "i", "d") else f"\\text{{{match.group(1)}}}"
 
 
@@ -132,8 +180,8 @@ def _sign(match: re.Match[str]) -> str:
 
 
 def compact(text: str) -> str:
-    """`text` in canonical notation without blanks, except between two digits: "2 2/3" is not "22/3"."""
-    return _TIGHT.sub("", text)
+    """`text` in canonical notation without blanks, except between two digits ("2 2/3" is not "22/3") and after a command."""
+    return _TIGHT.sub(r"\1", text) if " " in text else text
 
 
 def has_thousands(text: str) -> bool:

@@ -1,8 +1,8 @@
 """Equality of formulas by evaluating them to 60 digits, at fixed random points where they have variables; runs in the workers.
 
 Two formulas that agree to 40 digits at every point are taken as equal: for elementary formulas of this size a coincidence is out of
-reach, and one disagreement is proof of the opposite. Variables are positive, as answers mean them (x^{2/3} is \\sqrt[3]{x^2}); negative
-values are tried as well where an absolute value is written. Where two real values are compared, a complex one proves nothing.
+reach, and one disagreement is proof of the opposite. Variables are positive, as answers mean them (x^{2/3} is \\sqrt[3]{x^2});
+negative values are tried as well where an absolute value is written. Beside real values a complex one proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import mpmath
 from mpmath import mp
 
 from pipeline.grading import exact
-from pipeline.grading.expression import Node, NotationError, read, variables
+from pipeline.grading.cursor import NotationError
+from pipeline.grading.expression import Node, read, variables
 
 mp.dps = 60
 AGREEMENT = mpmath.mpf(10) ** -40
@@ -30,11 +31,19 @@ class Undefined(ArithmeticError):
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two formulas (canonical notation) are identical. Raises NotationError for what cannot be read."""
+    """Whether two formulas (canonical notation) are identical or one is a decimal that rounds the other. Raises NotationError."""
+    return identical(gold, answer) or (exact.is_decimal(gold) != exact.is_decimal(answer) and _rounds_to(gold, answer))
+
+
+def identical(gold: str, answer: str) -> bool:
+    """Whether two formulas have the same value everywhere. Raises NotationError for what cannot be read."""
     one, other = read(gold), read(answer)
     names = sorted(variables(one) | variables(other))
     if not names:
-        return _same_constants(gold, answer, one, other)
+        try:
+            return _close(evaluate(one, {}), evaluate(other, {}))
+        except Undefined:
+            return False
     real_points = complex_points = 0
     real_agree = complex_agree = True
     for point in _points(names, negative="|" in gold + answer):
@@ -57,7 +66,7 @@ def equal(gold: str, answer: str) -> bool:
 
 def close(gold: str, answer: str, rel_tol: float) -> bool:
     """Whether two constants agree within a relative tolerance of the larger, or two formulas are identical."""
-    if equal(gold, answer):
+    if identical(gold, answer):
         return True
     one, other = read(gold), read(answer)
     if variables(one) or variables(other):
@@ -66,7 +75,8 @@ def close(gold: str, answer: str, rel_tol: float) -> bool:
         left, right = evaluate(one, {}), evaluate(other, {})
     except Undefined:
         return False
-    return _is_real(left) and _is_real(right) and abs(left - right) <= rel_tol * max(abs(left), abs(right))
+    finite = mpmath.isfinite(left) and mpmath.isfinite(right) and _is_real(left) and _is_real(right)
+    return finite and abs(left - right) <= rel_tol * max(abs(left), abs(right))
 
 
 def same_equation(gold: str, answer: str, positive: bool = False) -> bool:
@@ -103,21 +113,22 @@ def _vanishes(one: Node, other: Node, names: list[str]) -> bool:
     return found >= 2 * MIN_POINTS
 
 
-def _same_constants(gold: str, answer: str, one: Node, other: Node) -> bool:
+def _rounds_to(gold: str, answer: str) -> bool:
+    """Whether the one of the two that is a decimal shows SIGNIFICANT_DIGITS or more of the other, an irrational constant."""
+    decimal, formula = (gold, answer) if exact.is_decimal(gold) else (answer, gold)
     try:
-        left, right = evaluate(one, {}), evaluate(other, {})
+        number = evaluate(read(formula), {})
     except Undefined:
         return False
-    if _close(left, right):
-        return True
-    if exact.is_decimal(gold) == exact.is_decimal(answer) or not (_is_real(left) and _is_real(right)):
+    digits, places = decimal.lstrip("+-0.").replace(".", ""), len(decimal.partition(".")[2])
+    if (
+        len(digits) < exact.SIGNIFICANT_DIGITS
+        or not places
+        or not _is_real(number)
+        or _close(mpmath.nint(mpmath.re(number)), number)
+    ):
         return False
-    decimal = (gold if exact.is_decimal(gold) else answer).lstrip("+")
-    digits = decimal.lstrip("-0.").replace(".", "")
-    places = len(decimal.partition(".")[2])
-    nearest = mpmath.nint(mpmath.re(right if exact.is_decimal(gold) else left))
-    is_integer = _close(nearest, right if exact.is_decimal(gold) else left)
-    return len(digits) >= exact.SIGNIFICANT_DIGITS and places > 0 and not is_integer and abs(left - right) < mpmath.mpf(10) ** -places
+    return bool(abs(mpmath.mpf(decimal) - number) < mpmath.mpf(10) ** -places)
 
 
 def _points(names: list[str], negative: bool) -> Iterator[dict[str, Any]]:
@@ -147,6 +158,8 @@ def evaluate(node: Node, env: dict[str, Any]) -> Any:
     if kind == "var":
         if node[1] not in env:
             raise Undefined(node[1])
+        return env[node[1]]
+    if kind == "const" and node[1] in env:  # the index i of a sum
         return env[node[1]]
     if kind == "const":
         return {"π": mp.pi, "e": mp.e, "i": mpmath.mpc(0, 1), "∞": mpmath.inf}[node[1]] + 0
@@ -199,11 +212,12 @@ def _series(node: Node, env: dict[str, Any]) -> Any:
         if variables(low_node) | variables(high_node):
             raise NotationError("a series with a symbolic limit")
         raise Undefined("limits")
-    if high - low > MAX_TERMS // (1 + len([name for name in env if name == variable])):
+    terms = (high - low + 1) * env.get("terms", 1)  # of this series and those around it
+    if terms > MAX_TERMS:
         raise Undefined("too many terms")
     result = mpmath.mpf(0 if kind == "sum" else 1)
     for index in range(int(low), int(high) + 1):
-        term = evaluate(body, {**env, variable: mpmath.mpf(index)})
+        term = evaluate(body, {**env, variable: mpmath.mpf(index), "terms": terms})
         result = _bounded(result + term if kind == "sum" else result * term, MAX_MAGNITUDE)
     return result
 

@@ -1,8 +1,8 @@
 """The verdicts of PRIME's rule-based verifier, re-implemented without eval: the reward of the paper's runs.
 
-The rules stand in the order in which PRIME tries them: Hendrycks' string equality, PRM800K's normal form and tuples, then numbers with
-a relative tolerance and a factor of 100, dropped brackets, lists element by element, and formulas. Its well-known leniencies are named
-switches; with all of them off what remains is string equality, exact numbers and identical formulas.
+The rules stand in the order in which PRIME tries them: Hendrycks' string equality, PRM800K's normal form, then numbers with a
+relative tolerance and a factor of 100, dropped brackets, lists element by element, and formulas. Its well-known leniencies are
+named switches; with all of them off what remains is string equality, exact numbers and identical formulas.
 Source: PRIME (arXiv 2502.01456), its math_util evaluation package; PRM800K grader; Hendrycks MATH equivalence; ToRA grader.
 """
 
@@ -26,8 +26,8 @@ class Switches:
     """PRIME's leniencies; the defaults are PRIME's own behaviour.
 
     answer_phrases: text after the last "answer is" wins over a box before it.  percent_scale: gold/100 and gold*100 are right too.
-    rel_tol: relative tolerance of numbers, integers included; 0 is exact.  remove_commas: 1,2 is 12.  drop_brackets: (2,3) is (2,3],
-    \\frac{1}{23} is \\frac{12}{3}.  drop_base: 10_8 is 10_2.  pi_314: 3.14 is \\pi.
+    rel_tol: relative tolerance of numbers, integers included; 0 is exact.  remove_commas: 1,2 is 12.
+    drop_brackets: (2,3) is (2,3], \\frac{1}{23} is \\frac{12}{3}.  drop_base: 10_8 is 10_2.  pi_314: 3.14 is \\pi.
     """
 
     answer_phrases: bool = True
@@ -40,10 +40,13 @@ class Switches:
 
 
 PRIME = Switches()
-_UNITS = "degree cm centimeter meter mile second minute hour day week month year foot feet inch yard liter".split()
-_UNIT = re.compile("|".join(rf"{unit}(?:es)?s? *(?:\^[0-9]+)?" for unit in _UNITS))
+_UNIT = re.compile(
+    r"(?:degree|cm|centimeter|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard|liter)(?:es)?s? *(?:\^[0-9]+)?"
+)
 _THOUSANDS = re.compile(r"(\d),(\d{3})(?=$|\D)")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,15}")
 _LEAD_IN = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
+_BEYOND_PRIME = re.compile(r"[=<>]|\\(?:le|ge|ne|in|cup|cap|pm|begin|binom|\{)(?![a-zA-Z])")
 _WORD_POWERS = {"million": "*10^6", "billion": "*10^9", "trillion": "*10^12"}
 
 
@@ -51,7 +54,7 @@ def extract_answer(response: str) -> tuple[Extraction, bool]:
     """PRIME's extraction and whether any of its markers was found; without one it grades the whole response."""
     rule = "whole_response"
     for marker in ("answer:", "answer is", "answers are"):
-        head, found, tail = _rpartition(response, marker)
+        _, found, tail = _rpartition(response, marker)
         if found:
             response, rule = tail.strip(), "answer_phrase"
     for marker in ("is answer", "is the answer", "are answers", "are the answers"):
@@ -73,7 +76,9 @@ def extract_answer(response: str) -> tuple[Extraction, bool]:
 
 
 def matches(gold: str, answer: str, switches: Switches, same_formula: SameFormula) -> bool:
-    """PRIME's verdict on an extracted answer. May raise what `same_formula` raises, which is asked only when strings and numbers fail."""
+    """PRIME's verdict on an extracted answer. May raise what `same_formula` raises, asked when strings and numbers fail."""
+    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
+        return int(gold) == int(answer) or bool(_same_numbers(gold, answer, switches))
     if _same_strings(gold, answer):
         return True
     if "\\pi" in gold or "\\pi" in answer:
@@ -134,10 +139,12 @@ def _hendrycks(text: str) -> str:
 
 
 def _prm800k(text: str) -> str:
-    """PRM800K's normal form: units, signs of percent and currency, words for powers of ten and LaTeX turned into lower-case text."""
+    """PRM800K's normal form: lower-case text without units, LaTeX, and signs of percent and currency."""
     whole = re.fullmatch(r"\\text\{(.+?)\}", text)
     text = whole.group(1) if whole else text
-    text = text.replace("\\%", "").replace("\\$", "").replace("$", "").replace("%", "").replace(" or ", " , ").replace(" and ", " , ")
+    text = (
+        text.replace("\\%", "").replace("\\$", "").replace("$", "").replace("%", "").replace(" or ", " , ").replace(" and ", " , ")
+    )
     for word, power in _WORD_POWERS.items():
         text = text.replace(word, power)
     text = re.sub(r"\^ *\\circ", "", _UNIT.sub("", text))
@@ -192,7 +199,8 @@ def _same_numbers(gold: str, answer: str, switches: Switches) -> bool | None:
     if reference is None or prediction is None:
         return None
     if not switches.rel_tol and not switches.percent_scale:
-        return exact.value(gold) == exact.value(answer)
+        one, other = exact.value(gold), exact.value(answer)
+        return None if one is None or other is None else one == other
     candidates = (reference / 100, reference, reference * 100) if switches.percent_scale else (reference,)
     return any(math.isclose(candidate, prediction, rel_tol=switches.rel_tol) for candidate in candidates)
 
@@ -227,9 +235,9 @@ def _equal(gold: str, answer: str, switches: Switches, same_formula: SameFormula
         return bool(numeric)
     if switches.drop_brackets and _without_brackets(gold, answer):
         return True
-    if answer[0] in "([" and answer[-1] in ")]" and answer[0] == gold[0] and answer[-1] == gold[-1]:
-        if _same_lists(gold[1:-1], answer[1:-1], switches, same_formula):
-            return True
+    bracketed = answer[0] in "([" and answer[-1] in ")]" and answer[0] == gold[0] and answer[-1] == gold[-1]
+    if bracketed and _same_lists(gold[1:-1], answer[1:-1], switches, same_formula):
+        return True
     if "," in answer and "," in gold and gold.count(",") == answer.count(","):
         return _same_lists(gold, answer, switches, same_formula)
     return _same_symbolically(gold, answer, same_formula)
@@ -253,7 +261,7 @@ def _same_lists(gold: str, answer: str, switches: Switches, same_formula: SameFo
 
 def _same_symbolically(gold: str, answer: str, same_formula: SameFormula) -> bool:
     """Formulas only: equations, inequalities, sets, words and Unicode signs are beyond PRIME's parsers."""
-    if not (gold.isascii() and answer.isascii()) or re.search(r"[=<>]|\\(?:le|ge|ne|in|cup|cap|pm|begin|binom|\{)(?![a-zA-Z])", gold + answer):
+    if not (gold.isascii() and answer.isascii()) or _BEYOND_PRIME.search(gold + answer):
         return False
     if isinstance(read_form(canonical(gold)), Words) or isinstance(read_form(canonical(answer)), Words):
         return False

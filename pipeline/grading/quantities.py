@@ -51,11 +51,12 @@ _MULTIPLIERS = {"hundred": "10^2", "thousand": "10^3", "million": "10^6", "billi
 _PERCENT = re.compile(r"per ?cents?|percentage|%")
 _TEXT_UNIT = re.compile(r"(?P<rest>.*?)/?(?:\\ )?\\text ?\{ ?(?P<unit>[^{}]*?) ?\} ?(?:\^ ?(?:\{ ?-?\d+ ?\}|-?\d))?", re.DOTALL)
 _PLAIN_UNIT = re.compile(
-    r"(?P<rest>.*[\d)}π!%°])(?:\*?(?P<unit>[A-Za-z]{2,}(?:/[A-Za-z]+)?(?: ?\^ ?\{?\d\}?)?))\.?",
+    r"(?P<rest>.*[\d)}π!%°])(?:\*?(?P<unit>[A-Za-z]{2,}(?:/[A-Za-z]+)?(?: ?\^ ?\{?\d\}?)?|[\u4e00-\u9fff]+))\.?",
     re.DOTALL,
 )
 _DEGREE = re.compile(r"(?P<rest>.+?)°(?: ?[CFK])?")
-_PREFIX = re.compile(r"\\text ?\{[^{}]*[a-zA-Z:]{3,}[^{}]*\}:?(?=[-+.\d(\\])")
+_PREFIX = re.compile(r"\\text ?\{([^{}]*)\}:?(?=[-+.\d(\\])")
+_THREE_LETTERS = re.compile(r"[a-zA-Z:]{3}")
 _INVISIBLE = re.compile(r"\\text ?\{[^{}]*\}")
 _POWER = re.compile(r" ?\^ ?\{?\d\}?$")
 
@@ -63,13 +64,16 @@ _POWER = re.compile(r" ?\^ ?\{?\d\}?$")
 @lru_cache(maxsize=8192)
 def read_quantity(text: str) -> Quantity:
     """The parts of a number in compact notation; text that is not a number with a unit comes back whole."""
-    percent, unit, core = False, None, _PREFIX.sub("", text, count=1) if text.startswith("\\text") else text
+    percent, unit, core = False, None, text
+    prefix = _PREFIX.match(text)
+    if prefix and _THREE_LETTERS.search(prefix.group(1)):
+        core = text[prefix.end() :]
     for _ in range(4):
         if core.endswith("%") and len(core) > 1:
             core, percent = core[:-1], True
             continue
         degree = _DEGREE.fullmatch(core)
-        if degree:
+        if degree and not _is_trigonometric(core):
             core, unit = degree["rest"], unit or "degree"
             continue
         stripped = _strip_unit(core)
@@ -101,10 +105,22 @@ def _strip_unit(text: str) -> tuple[str, str] | None:
     if not match:
         return None
     word = _POWER.sub("", match["unit"]).casefold()
-    if word in _CANONICAL or word in _MULTIPLIERS or _PERCENT.fullmatch(word) or (len(word) >= 4 and not _is_function(word)):
+    if (
+        word in _CANONICAL
+        or word in _MULTIPLIERS
+        or _PERCENT.fullmatch(word)
+        or word[0] > "\u4e00"
+        or (len(word) >= 4 and not _is_function(word))
+    ):
         return match["rest"], word
     return None
 
 
+def _is_trigonometric(text: str) -> bool:
+    return any(name in text for name in ("sin", "cos", "tan", "cot", "sec", "csc"))
+
+
 def _is_function(word: str) -> bool:
-    return word.startswith(("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arc", "theta", "alpha", "beta", "pi"))
+    return word.startswith(
+        ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arc", "theta", "alpha", "beta", "pi")
+    )

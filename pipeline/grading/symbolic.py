@@ -1,7 +1,7 @@
 """The pool of worker processes that compare formulas: started on the first need, killed at the deadline, replaced when gone.
 
-ask() may be called from any thread and after any fork; each process has a pool of its own. A worker serves one request at a time. Its
-parent kills it when DEADLINE_S has passed, so that nothing in a response can hang a trainer; it ends by itself when its parent does.
+ask() may be called from any thread and after any fork; each process has a pool of its own. A worker serves one request at a time.
+Its parent kills it when DEADLINE_S has passed, so that no response can hang a trainer; it ends by itself when its parent does.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class _Worker:
         except OSError as error:
             raise WorkerGone("closed") from error
         line = self._line(deadline_s)
+        if line == b"loading":  # importing sympy takes as long as the machine is loaded; only the comparison has a deadline
+            line = self._line(START_S) and self._line(deadline_s)
         return None if line is None else json.loads(line)
 
     @property
@@ -134,7 +136,9 @@ class WorkerPool:
                 self._discard(worker)
             self._slots.put(kept)
 
-    def _exchange(self, worker: _Worker | None, request: dict[str, Any], deadline_s: float) -> tuple[_Worker, dict[str, Any] | None]:
+    def _exchange(
+        self, worker: _Worker | None, request: dict[str, Any], deadline_s: float
+    ) -> tuple[_Worker, dict[str, Any] | None]:
         """One exchange; a worker that had died while idle is replaced first."""
         if worker is not None and worker.process.poll() is not None:
             self._discard(worker)

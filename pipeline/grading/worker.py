@@ -1,7 +1,9 @@
 """One worker: a process whose main thread grades one pair at a time, under memory and CPU limits, and that its parent may kill.
 
-Requests and replies are JSON lines on stdin and stdout: {"policy", "gold", "answer", "switches"} -> {"verdict", "rule"} or {"error"}.
-It ends when stdin closes or its parent is gone. mpmath is imported at the start; sympy and math-verify when a formula needs them.
+Requests and replies are JSON lines on stdin and stdout:
+{"policy", "gold", "answer", "switches"} -> {"verdict", "rule"} or {"error"}.
+The lines `loading` and `loaded` enclose the import of sympy and math-verify, at the first idle moment or when a formula needs them.
+It ends when stdin closes or its parent is gone.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import re
 import resource
 import select
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.grading import equivalence, numeric, primemath
-from pipeline.grading.expression import NotationError
+from pipeline.grading.cursor import MAX_DEPTH, NotationError, nesting
 from pipeline.grading.notation import canonical
 
 MEMORY_BYTES = 2 << 30
@@ -28,7 +31,8 @@ _TOO_LARGE = re.compile(r"\d{40,}|\d{4,}\s*[})]*\s*!|[)}]\s*!|\^.*\^.*\^|\d{5,}\
 class Decider:
     """Answers the questions of the strict comparison; `rule` names what decided last."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[], None]) -> None:
+        self.load = load
         self.rule = "structure"
 
     def __call__(self, question: equivalence.Question, gold: str, answer: str) -> bool:
@@ -40,28 +44,62 @@ class Decider:
         except NotationError:
             self.rule = "math_verify"
             suffix = "=0" if question == "proportional" else "<0" if question == "positively_proportional" else ""
-            return verify(gold + suffix, answer + suffix)
+            return _readable(gold) and _readable(answer) and self.verified(gold + suffix, answer + suffix)
+
+    def verified(self, gold: str, answer: str) -> bool:
+        self.load()
+        return verify(gold, answer)
 
 
 def verify(gold: str, answer: str) -> bool:
     """math-verify's verdict on two formulas that our own reader does not know; its LaTeX grammar only, which executes nothing."""
-    if _TOO_LARGE.search(gold) or _TOO_LARGE.search(answer):
-        return False
     import math_verify
+    import sympy
 
     targets = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
     parsed = []
     for text in (gold, answer):
         latex = _as_latex(text)
-        found = math_verify.parse(f"${latex}$", targets, fallback_mode="no_fallback", parsing_timeout=None)
+        found = math_verify.parse(f"${latex}$", targets, fallback_mode="no_fallback", parsing_timeout=0)
         if not found:
             return False
         parsed.append(found)
-    return bool(math_verify.verify(*parsed, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
+    # Constants are confirmed: math-verify rounds, and equates what it cannot evaluate.
+    if not math_verify.verify(*parsed, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True):
+        return False
+    one, other = (found[0] for found in parsed)
+    if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)) or one.free_symbols or other.free_symbols:
+        return True
+    difference, size = sympy.N(one - other, 30), max(abs(sympy.N(one, 30)), abs(sympy.N(other, 30)))
+    return bool(difference.is_finite and abs(difference) <= size * sympy.Float("1e-15"))
 
 
-_LATEX = {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "=", "∪": "\\cup ", "∩": "\\cap ", "∞": "\\infty ", "π": "\\pi ", "∈": "\\in "}
-_LATEX |= {"⦃": "\\{", "⦄": "\\}", "°": "^\\circ ", "±": "\\pm ", "∖": "\\setminus ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "\\cr": "\\\\"}
+def _readable(text: str) -> bool:
+    """Whether a formula is small enough for sympy, whose time and memory nothing else bounds before the deadline."""
+    return not _TOO_LARGE.search(text) and nesting(text) <= MAX_DEPTH and text.count("|") <= 8
+
+
+_LATEX = {
+    "≤": "\\le ",
+    "≥": "\\ge ",
+    "≠": "\\ne ",
+    "≈": "=",
+    "∪": "\\cup ",
+    "∩": "\\cap ",
+    "∞": "\\infty ",
+    "π": "\\pi ",
+    "∈": "\\in ",
+}
+_LATEX |= {
+    "⦃": "\\{",
+    "⦄": "\\}",
+    "°": "^\\circ ",
+    "±": "\\pm ",
+    "∖": "\\setminus ",
+    "∅": "\\emptyset ",
+    "ℝ": "\\mathbb{R}",
+    "\\cr": "\\\\",
+}
 
 
 def _as_latex(text: str) -> str:
@@ -70,11 +108,11 @@ def _as_latex(text: str) -> str:
     return text
 
 
-def answer_request(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request; what goes wrong in mathematics on untrusted text becomes an error reply, never the end of the worker."""
+def answer_request(request: dict[str, Any], load: Callable[[], None]) -> dict[str, Any]:
+    """The reply to one request; what goes wrong on untrusted text becomes an error reply, never the end of the worker."""
     try:
         if request["policy"] == "strict":
-            decide = Decider()
+            decide = Decider(load)
             verdict = equivalence.equivalent(request["gold"], request["answer"], decide)
             return {"verdict": verdict, "rule": decide.rule}
         switches = primemath.Switches(**request["switches"])
@@ -104,6 +142,14 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     os.write(replies, b"ready\n")
     pending = b""
+
+    def load() -> None:
+        if "math_verify" not in sys.modules:
+            os.write(replies, b"loading\n")
+            import math_verify  # noqa: F401
+
+            os.write(replies, b"loaded\n")
+
     while True:
         while b"\n" not in pending:
             if select.select([0], [], [], PARENT_CHECK_S)[0]:
@@ -113,10 +159,12 @@ def main() -> None:
                 pending += chunk
             elif os.getppid() != parent:
                 return
+            else:
+                load()
         line, _, pending = pending.partition(b"\n")
         used = resource.getrusage(resource.RUSAGE_SELF)
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_GRACE_S, resource.RLIM_INFINITY))
-        reply = answer_request(json.loads(line))
+        reply = answer_request(json.loads(line), load)
         os.write(replies, json.dumps(reply).encode() + b"\n")
 
 

@@ -152,7 +152,7 @@ def _contraction(method: Method, log_ratios: Tensor, advantages: Tensor, quantil
         return None
     if quantile is None:
         raise ValueError(f"{method.label} needs SAT's quantile; pass staleness_quantile(staleness(...), quantile_alpha)")
-    return sat_contraction(log_ratios.detach() * advantages.sign(), quantile)
+    return sat_contraction(advantages.sign().mul_(log_ratios.detach()), quantile)
 
 
 def _proximal(trainer_logprobs: Tensor, tokens: Tokens) -> Tensor:

@@ -100,7 +100,7 @@ class Policy(nn.Module):
             expected = (len(with_experts), self.settings.num_experts_per_token)
             if routed_experts.shape[1:] != expected:
                 raise ValueError(
-                    f"routed experts of shape {list(routed_experts.shape)} for a policy with (layers with experts, k) = {expected}; "
+                    f"routed experts of shape {list(routed_experts.shape)} for a policy with (expert layers, k) = {expected}; "
                     "rollout engine and trainer must run the same model"
                 )
             for index, replay in zip(with_experts, routed_experts.unbind(1), strict=True):

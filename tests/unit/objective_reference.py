@@ -1,10 +1,11 @@
 """The objective once more, as one would write it from the equations: plain numbers, one response and one token at a time.
 
-Shares nothing with pipeline/objective except the description of a method and of its inputs. Also the examples that tests compare on.
+Shares nothing with pipeline/objective except the description of a method and of its inputs. Also holds the examples to compare on.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,12 +19,19 @@ from pipeline.objective.aggregate import token_weights
 from pipeline.objective.loss import Tokens
 from pipeline.objective.methods import Method
 
+LENGTHS = [5, 1, 23, 8, 12, 2, 17, 6, 9, 3, 14, 1, 4, 20, 7, 11]
+RESPONSES = len(LENGTHS)
 CONFIG = Path(__file__).parents[2] / "config.yaml"
+
+
+@functools.cache
+def _paper() -> ObjectiveSettings:
+    return load_settings(CONFIG).objective
 
 
 def objective_settings(**changes: object) -> ObjectiveSettings:
     """The paper's settings with `changes`; with an entropy bonus, so that its term is not idle in tests."""
-    values = load_settings(CONFIG).objective.model_dump() | {"entropy_coefficient": 0.01} | changes
+    values = _paper().model_dump() | {"entropy_coefficient": 0.01} | changes
     return ObjectiveSettings.model_validate(values)
 
 
@@ -37,17 +45,17 @@ class Example:
 
 
 def example(seed: int = 0, spread: float = 0.15, aggregation: str = "response_mean", dtype: torch.dtype = torch.float64) -> Example:
-    """Seven responses of 1 to 23 tokens, tokens in random order; about a third of the ratios lie beyond a limit of 0.2."""
+    """Responses of 1 to 23 tokens, tokens in random order, one advantage 0; `spread` scales the heavy-tailed drift."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([5, 1, 23, 8, 12, 2, 17])
+    lengths = torch.tensor(LENGTHS)
     count = int(lengths.sum())
 
-    def normal(scale: float) -> Tensor:
-        return scale * torch.randn(count, generator=generator, dtype=torch.float64)
+    def normal(scale: float, size: int = count) -> Tensor:
+        return scale * torch.randn(size, generator=generator, dtype=torch.float64)
 
     rollout = -2.0 * torch.rand(count, generator=generator, dtype=torch.float64)
-    trainer = rollout + normal(spread) + 0.1 * torch.randn(7, generator=generator, dtype=torch.float64).repeat_interleave(lengths)
-    advantages = torch.randn(7, generator=generator, dtype=torch.float64)
+    trainer = rollout + normal(spread) * normal(1.0) + normal(spread, RESPONSES).repeat_interleave(lengths)
+    advantages = normal(1.0, RESPONSES)
     advantages[3] = 0.0
     vectors = {
         "rollout_logprobs": rollout,
@@ -55,12 +63,12 @@ def example(seed: int = 0, spread: float = 0.15, aggregation: str = "response_me
         "weights": token_weights(aggregation, lengths, torch.float64).repeat_interleave(lengths),
         "proximal_logprobs": trainer + normal(spread),
         "rollout_weights_logprobs": trainer + normal(spread),
-        "reference_logprobs": trainer + normal(1.5),
+        "reference_logprobs": trainer + normal(2.0),
     }
     order = torch.randperm(count, generator=generator)
     tokens = Tokens(
-        response_index=torch.arange(7).repeat_interleave(lengths)[order],
-        num_responses=7,
+        response_index=torch.arange(RESPONSES).repeat_interleave(lengths)[order],
+        num_responses=RESPONSES,
         **{name: values[order].to(dtype) for name, values in vectors.items()},
     )
     entropy = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -123,7 +131,7 @@ def _surrogate(
     method: Method, settings: ObjectiveSettings, i: int, log_ratio: float, quantile: float, case: Example
 ) -> tuple[float, float]:
     """Mask times weight times min(r A, clip(r) A) of token i, and the derivative with respect to its log-ratio."""
-    tokens, trainer, rollout = case.tokens, float(case.trainer[i]), float(case.tokens.rollout_logprobs[i])
+    tokens, trainer, rollout = case.tokens, case.trainer.tolist(), float(case.tokens.rollout_logprobs[i])
     advantage, ratio, factor = float(tokens.advantages[i]), math.exp(log_ratio), 1.0
     contraction_low = contraction_high = 1.0
     if method.clip_rule == "sat" and quantile > 0.0 and abs(log_ratio) > quantile:
@@ -134,10 +142,11 @@ def _surrogate(
     surrogate = min(ratio * advantage, clipped * advantage)
     slope = ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
     if method.clip_rule == "dppo":
-        outward = (advantage > 0 and ratio > 1) or (advantage < 0 and ratio < 1)
-        factor = 0.0 if outward and math.exp(rollout) * abs(ratio - 1) > settings.dppo_delta else 1.0
+        from_rollout = math.exp(trainer[i] - rollout)  # the mask is against mu, whatever the ratio divides by
+        outward = (advantage > 0 and from_rollout > 1) or (advantage < 0 and from_rollout < 1)
+        factor = 0.0 if outward and math.exp(rollout) * abs(from_rollout - 1) > settings.dppo_delta else 1.0
     if method.truncated_importance_sampling:
-        proximal = trainer if tokens.proximal_logprobs is None else float(tokens.proximal_logprobs[i])
+        proximal = trainer[i] if tokens.proximal_logprobs is None else float(tokens.proximal_logprobs[i])
         factor *= min(math.exp(proximal - rollout), settings.tis_cap)
     return factor * surrogate, factor * slope
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.artifacts import Cell, Layout, write_json
-from pipeline.config import Settings, fingerprint
-from pipeline.objective.methods import METHODS
+from pipeline.config import Settings, fingerprint, load_settings
+from pipeline.objective.methods import METHODS, Method
 from pipeline.rollout.schedule import Schedule
 
 OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
@@ -24,7 +25,9 @@ OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What happens to the cells: who collapses from which step on, who is missing, who has non-finite steps, how much seeds differ."""
+    """What happens to the cells: who collapses from which step on, who is missing, who has non-finite steps, how much seeds
+    differ.
+    """
 
     collapsed: dict[tuple[str, str], int]
     missing: Collection[Cell] = ()
@@ -124,7 +127,13 @@ def _evaluations(rng: np.random.Generator, settings: Settings, schedule: Schedul
 
 
 def _steps(
-    rng: np.random.Generator, cell: Cell, settings: Settings, schedule: Schedule, ability: np.ndarray, onset: int | None, bad: list[int]
+    rng: np.random.Generator,
+    cell: Cell,
+    settings: Settings,
+    schedule: Schedule,
+    ability: np.ndarray,
+    onset: int | None,
+    bad: list[int],
 ) -> pd.DataFrame:
     method, n = METHODS[cell.method], len(ability)
     steps = np.arange(n)
@@ -134,7 +143,6 @@ def _steps(
     if onset is not None:
         mismatch *= np.where(steps > onset, np.exp(np.minimum((steps - onset) / 15, 3.0)), 1.0)
     tokens = rng.integers(2200, 3000, n)
-    sat, nan = method.clip_rule == "sat", np.full(n, np.nan)
     reward = 1 / (1 + np.exp(0.5 - ability)) + rng.normal(0, 0.03, n)
     frame = pd.DataFrame(
         {
@@ -160,27 +168,7 @@ def _steps(
             "grad_norm": 0.4 * noise,
             "skipped": False,
             "finite": True,
-            "mismatch": mismatch,
-            "mismatch_response_mean": mismatch * 1.02,
-            "k1": 0.06 * mismatch * np.exp(rng.normal(0, 0.2, n)) * rng.choice([1, 1, 1, -1], n),
-            "k3": 0.05 * mismatch,
-            "ess": 1 / (1 + mismatch),
-            "ratio_mean": 1.0,
-            "ratio_max": 1 + 30 * mismatch,
-            "clip_share_low": 0.4 * mismatch,
-            "clip_share_high": 0.5 * mismatch,
-            "mask_share": mismatch if method.clip_rule == "dppo" else nan,
-            "tis_truncated_share": 0.1 * mismatch if method.truncated_importance_sampling else nan,
-            "tis_weight_mean": 1 - 0.1 * mismatch if method.truncated_importance_sampling else nan,
-            "sat_quantile": 2.2 * mismatch if sat else nan,
-            "sat_gate_share": np.clip(rng.normal(0.097, 0.002, n), 0, 0.1) if sat else nan,
-            "sat_min_contraction": 0.05 if sat else nan,
-            "sat_radius_low": 0.2 - 0.6 * mismatch if sat else nan,
-            "sat_radius_high": 0.2 - 0.5 * mismatch if sat else nan,
-            "abs_d_p50": 0.4 * mismatch,
-            "abs_d_p90": 2.2 * mismatch,
-            "abs_d_p99": 9 * mismatch,
-            "abs_d_max": 60 * mismatch,
+            **_diagnostics(rng, method, mismatch),
             "generate_s": 0.12,
             "wait_s": 0.02,
             "train_s": 0.11,
@@ -193,12 +181,41 @@ def _steps(
     return frame
 
 
+def _diagnostics(rng: np.random.Generator, method: Method, mismatch: np.ndarray) -> dict[str, object]:
+    """The columns that follow from the mismatch; NaN where the method has no such thing."""
+    n = len(mismatch)
+    sat, nan = method.clip_rule == "sat", np.full(n, np.nan)
+    return {
+        "mismatch": mismatch,
+        "mismatch_response_mean": mismatch * 1.02,
+        "k1": 0.06 * mismatch * np.exp(rng.normal(0, 0.2, n)) * rng.choice([1, 1, 1, -1], n),
+        "k3": 0.05 * mismatch,
+        "ess": 1 / (1 + mismatch),
+        "ratio_mean": 1.0,
+        "ratio_max": 1 + 30 * mismatch,
+        "clip_share_low": 0.4 * mismatch,
+        "clip_share_high": 0.5 * mismatch,
+        "mask_share": mismatch if method.clip_rule == "dppo" else nan,
+        "tis_truncated_share": 0.1 * mismatch if method.truncated_importance_sampling else nan,
+        "tis_weight_mean": 1 - 0.1 * mismatch if method.truncated_importance_sampling else nan,
+        "sat_quantile": 2.2 * mismatch if sat else nan,
+        "sat_gate_share": np.clip(rng.normal(0.097, 0.002, n), 0, 0.1) if sat else nan,
+        "sat_min_contraction": 0.05 if sat else nan,
+        "sat_radius_low": 0.2 - 0.6 * mismatch if sat else nan,
+        "sat_radius_high": 0.2 - 0.5 * mismatch if sat else nan,
+        "abs_d_p50": 0.4 * mismatch,
+        "abs_d_p90": 2.2 * mismatch,
+        "abs_d_p99": 9 * mismatch,
+        "abs_d_max": 60 * mismatch,
+    }
+
+
 def _run(rng: np.random.Generator, cell: Cell, settings: Settings, bad: list[int], versions: dict[str, int], world: World) -> dict:
     total = float(rng.normal(52, 4))
     graded = [("correct", "5"), ("incorrect", "7"), ("no_answer", "")]
     examples = [
         {
-            "step": int(step),
+            "policy_version": int(step),
             "problem_id": f"train-{i}",
             "prompt": f"{3 + i} * x + {4 + i} = {19 + 4 * i}; x = ?",
             "response": f"{3 + i} * x = 15 . x = {answer or '?'} . " + (f"\\boxed{{{answer}}}" if answer else "x = 5 x = 5 <b>"),
@@ -225,7 +242,8 @@ def _run(rng: np.random.Generator, cell: Cell, settings: Settings, bad: list[int
         "nonfinite_steps": bad,
         "resumed_at": [],
         "retained_weights": {
-            name: {"version": version, "path": f"v{version:06d}.safetensors", "sha256": "0" * 64} for name, version in versions.items()
+            name: {"version": version, "path": f"v{version:06d}.safetensors", "sha256": "0" * 64}
+            for name, version in versions.items()
         },
         "examples": examples,
     }
@@ -236,3 +254,33 @@ def copy_reference(source: Path, target: Path) -> None:
     (target / "results" / "reference").mkdir(parents=True, exist_ok=True)
     for name in ("table1.csv", "curves.csv", "claims.yaml"):
         (target / "results" / "reference" / name).write_text((source / name).read_text(encoding="utf-8"), encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A written run: where it lies, its settings and its layout (relative to `root`)."""
+
+    root: Path
+    settings: Settings
+    layout: Layout
+
+
+def write_run(root: Path, world: World, overrides: dict | None = None) -> Run:
+    """Write a whole run with its reference files below `root`."""
+    repository = Path(__file__).parents[2]
+    settings = load_settings(repository / "config.yaml", overrides or {})
+    copy_reference(repository / "results" / "reference", root)
+    here = Path.cwd()
+    os.chdir(root)
+    try:
+        write_results(Layout(settings.preset), settings, world)
+    finally:
+        os.chdir(here)
+    return Run(root, settings, Layout(settings.preset))
+
+
+def cells(methods: list[str], lags: list[str]) -> dict:
+    """Overrides that leave only these cells."""
+    nothing = {"methods": [], "lags": []}
+    groups = dict.fromkeys(("uncorrected", "stress", "ablations", "figure1"), nothing)
+    return {"cells": {"table": {"methods": methods, "lags": lags}, **groups}}

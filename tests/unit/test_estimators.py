@@ -11,7 +11,9 @@ from scipy import stats
 from pipeline.evaluation import estimators as est
 
 
-def world(rng: np.random.Generator, seeds: int, problems: int, samples: int, shift: float = 0.0, seed_sd: float = 0.0) -> np.ndarray:
+def world(
+    rng: np.random.Generator, seeds: int, problems: int, samples: int, shift: float = 0.0, seed_sd: float = 0.0
+) -> np.ndarray:
     """Outcomes [seeds, problems, samples] with problem abilities common to the seeds and a level of each seed's own."""
     ability = rng.normal(0.0, 1.2, size=(1, problems, 1))
     level = rng.normal(0.0, seed_sd, size=(seeds, 1, 1))
@@ -75,7 +77,9 @@ def test_coverage_of_the_paired_difference(seeds: int, seed_sd: float):
 
 
 def test_coverage_of_a_cell_with_three_seeds():
-    """The accuracy of fresh problems and fresh seeds, known from a large simulation, is held by the interval in 90 to 99.5 % of worlds."""
+    """The accuracy of fresh problems and fresh seeds, known from a large simulation, is held by the interval in 90 to 99.5 % of
+    worlds.
+    """
     rng = np.random.default_rng(3)
     truth = np.mean(1 / (1 + np.exp(-np.random.default_rng(5).normal(0, np.hypot(1.2, 0.4), 400_000))))
     covered = 0
@@ -119,7 +123,9 @@ def test_cells_scored_on_different_problem_counts_are_refused():
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_coverage_of_the_ratio_of_autocorrelated_series(seeds: int):
-    """Two AR(1) series (0.5) with true ratio 2, 50 steps as in a last quarter: the interval holds log 2 in 88 to 99.5 % of worlds."""
+    """Two AR(1) series (0.5) with true ratio 2, 50 steps as in a last quarter: the interval holds log 2 in 88 to 99.5 % of
+    worlds.
+    """
     rng = np.random.default_rng(11)
     covered = 0
     for _ in range(300):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from pipeline.objective.loss import objective, staleness
+from pipeline.config import ObjectiveSettings
+from pipeline.objective.diagnostics import step_diagnostics
+from pipeline.objective.loss import TokenTerms, objective, staleness
 from pipeline.objective.methods import METHODS, Method
 from pipeline.objective.trust_region import staleness_quantile
-from tests.unit.objective_reference import Example, example, objective_settings, reference_objective
+from tests.unit.objective_reference import CONFIG, Example, example, objective_settings, reference_objective
 
 OTHER_DENOMINATORS = {
     f"{name} / rollout weights": dataclasses.replace(METHODS[name], denominator="rollout_weights")
@@ -18,22 +22,22 @@ OTHER_DENOMINATORS = {
 }
 
 
-def loss_and_gradient(method: Method, settings, case: Example) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(method: Method, settings: ObjectiveSettings, case: Example) -> tuple[float, torch.Tensor]:
     trainer = case.trainer.clone().requires_grad_()
     quantile = staleness_quantile(staleness(method, trainer, case.tokens), 0.9) if method.clip_rule == "sat" else None
     loss, _ = objective(method, settings, trainer, case.entropy, case.tokens, quantile)
     loss.backward()
-    return float(loss), trainer.grad
+    return float(loss.detach()), trainer.grad
 
 
 @pytest.mark.parametrize("one_step_per_rollout", [True, False])
 @pytest.mark.parametrize("method", [*METHODS.values(), *OTHER_DENOMINATORS.values()], ids=[*METHODS, *OTHER_DENOMINATORS])
 def test_loss_and_gradient_follow_the_equations(method: Method, one_step_per_rollout: bool) -> None:
-    for seed, aggregation, granularity in ((1, "response_mean", "token"), (2, "token_mean", "sequence")):
+    for seed, spread, aggregation, granularity in ((4, 0.2, "response_mean", "token"), (2, 0.05, "token_mean", "sequence")):
         settings = objective_settings(
             eps_low=0.15, eps_high=0.25, dppo_delta=0.02, reference_kl_coefficient=0.1, reference_kl_granularity=granularity
         )
-        case = example(seed, aggregation=aggregation)
+        case = example(seed, spread, aggregation)
         if one_step_per_rollout:
             case = dataclasses.replace(case, tokens=dataclasses.replace(case.tokens, proximal_logprobs=None))
         expected_loss, expected_gradient = reference_objective(method, settings, case)
@@ -45,16 +49,22 @@ def test_loss_and_gradient_follow_the_equations(method: Method, one_step_per_rol
 def test_the_examples_reach_every_branch() -> None:
     """Otherwise agreement with the equations would say little: clips on both sides, gates, masks, truncations and limits occur."""
     settings = objective_settings(eps_low=0.15, eps_high=0.25, dppo_delta=0.02)
-    case = example(1)
-    seen = {}
-    for name in ("grpo", "gspo", "dppo", "grpo-tis", "sat-grpo", "sat-gspo"):
-        method = METHODS[name]
-        quantile = staleness_quantile(staleness(method, case.trainer, case.tokens), 0.9)
-        seen[name] = objective(method, settings, case.trainer, case.entropy, case.tokens, quantile)[1]
+    seen: dict[str, list[TokenTerms]] = {name: [] for name in ("grpo", "gspo", "dppo", "grpo-tis", "sat-grpo", "sat-gspo")}
+    for case in (example(4, 0.2), example(2, 0.05)):
+        for name, terms in seen.items():
+            quantile = staleness_quantile(staleness(METHODS[name], case.trainer, case.tokens), 0.9)
+            terms.append(objective(METHODS[name], settings, case.trainer, case.entropy, case.tokens, quantile)[1])
+    share = {name: step_diagnostics(terms, settings) for name, terms in seen.items()}
     for name in ("grpo", "gspo", "sat-grpo", "sat-gspo"):
-        clipped = seen[name].clipped
-        assert (clipped & (case.tokens.advantages > 0)).any() and (clipped & (case.tokens.advantages < 0)).any(), name
-    assert 0 < seen["dppo"].dppo_masked.sum() < len(case.trainer)
-    assert 0 < seen["grpo-tis"].tis_truncated.sum() < len(case.trainer)
-    assert (seen["sat-grpo"].clipped & ~seen["grpo"].clipped).any()
-    assert (seen["grpo"].reference_k3 == 10.0).any()
+        assert share[name]["clip_share_low"] > 0 and share[name]["clip_share_high"] > 0, name
+    for side in ("clip_share_low", "clip_share_high"):
+        assert share["sat-grpo"][side] > share["grpo"][side], side
+    assert share["sat-gspo"]["sat_gate_share"] > 0
+    assert 0 < share["dppo"]["mask_share"] < 1
+    assert 0 < share["grpo-tis"]["tis_truncated_share"] < 1
+    assert any((terms.reference_k3 == 10.0).any() for terms in seen["grpo"])
+
+
+def test_the_rows_of_the_table_are_read_without_torch() -> None:
+    program = "import sys, pipeline.objective.methods; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=CONFIG.parent, check=False).returncode == 0

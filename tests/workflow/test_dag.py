@@ -1,0 +1,171 @@
+"""The DAG: what is planned, what is made, what reruns after a change - and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.workflow.conftest import MICRO, Workflow
+
+ASSEMBLY = {"collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
+
+
+def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
+    workflow = Workflow(tmp_path, {})
+    assert workflow.planned() == {"prepare": 1, "base_policy": 1, "score_base": 1, "train_cell": 33, "score_cell": 33, **ASSEMBLY}
+    assert workflow.planned("--config", "preset=rehearsal")["train_cell"] == 28
+    assert workflow.planned("--config", "preset=full", "seeds=3")["train_cell"] == 99
+    assert workflow.planned("--config", "ablations=true")["train_cell"] == 33 + 6 + 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--config", "objective={tis_cup: 3}"], ["objective.tis_cup", "did you mean 'objective.tis_cap'"]),
+        (["--config", "preset=large"], ["unknown preset 'large'"]),
+        (["results/tiny/cells/grop/lag1/seed0/run.json"], ["unknown method 'grop'", "did you mean 'grpo'"]),
+        (["results/tiny/cells/grpo/lag7/seed0/run.json"], ["unknown lag '7'"]),
+    ],
+)
+def test_mistakes_end_before_anything_is_planned(tmp_path, arguments, parts):
+    text = Workflow(tmp_path, {}).snakemake("-n", *arguments, check=False)
+    for part in parts:
+        assert part in text
+
+
+def test_everything_is_made(finished):
+    results = finished.folder / "results" / "tiny"
+    for name in ("table1.md", "table1.csv", "table1.tex", "diff.md", "diff.json", "report.html", "figures/figure2.svg"):
+        assert (results / name).stat().st_size > 100, name
+    run = json.loads((results / "cells" / "sat-gspo-r3" / "lag8-15" / "seed0" / "run.json").read_text())
+    assert run["steps"] == 8 and run["nonfinite_steps"] == [] and run["resumed_at"] == []
+    assert set(run["retained_weights"]) == {"best", "last"} and run["retained_weights"]["last"]["version"] == 8
+    scores = pd.read_parquet(results / "cells" / "grpo" / "lag1" / "seed0" / "scores.parquet")
+    assert scores.groupby("checkpoint").size().to_dict() == {"best": 12, "last": 12}
+
+
+def test_touching_nothing_reruns_nothing(finished):
+    assert finished.planned() == {}
+
+
+def test_a_forced_cell_reruns_alone_with_what_depends_on_it(finished):
+    target = "results/tiny/cells/dppo/lag1/seed0/run.json"
+    assert finished.planned("--forcerun", target) == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
+    assert finished.planned("--forcerun", "train_cell", "--", target) == {"train_cell": 1}
+
+
+def test_a_methods_setting_reruns_only_its_cells(finished):
+    try:
+        arguments = ["--config", "objective={dppo_delta: 0.15}"]
+        assert finished.planned(*arguments) == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
+        assert finished.jobs("train_cell", *arguments) == ["results/tiny/cells/dppo/lag1/seed0/run.json"]
+        more = finished.planned("--config", "seeds=2")
+        assert more == {"train_cell": 3, "score_cell": 3, **ASSEMBLY}
+    finally:
+        finished.planned()  # write the settings files back; their content, not their age, is what later tests rely on
+        finished.snakemake("--touch")
+    assert finished.planned() == {}
+
+
+def train(workflow: Workflow, name: str, method: str = "grpo", lag: str = "1") -> tuple[list[str], Path, Path]:
+    """The command that rule train_cell runs, writing to folders of its own."""
+    out, state = workflow.folder / "own" / name, workflow.folder / "own" / f"{name}-state"
+    settings = f"state/tiny/settings/cells/{method}/lag{lag}/seed0.json"
+    command = [*workflow.command()[:2], "pipeline", "train-cell", "--settings", settings, "--problems", "results/tiny/problems"]
+    return [*command, "--base-policy", "results/tiny/base_policy", "--state", str(state), "--out", str(out)], out, state
+
+
+def run(workflow: Workflow, command: list[str], **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command, cwd=workflow.folder, env=workflow.environment, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "steps.parquet").drop(columns=["train_s", "generate_s", "wait_s"])
+
+
+def test_kill_9_then_the_same_command_gives_the_uninterrupted_result(finished):
+    command, out, state = train(finished, "killed")
+    process = subprocess.Popen(
+        command, cwd=finished.folder, env=finished.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*/checkpoints/step_*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "run.json").exists()
+    again = run(finished, command)
+    assert again.returncode == 0, again.stderr
+    record = json.loads((out / "run.json").read_text())
+    assert record["resumed_at"] and record["resumed_at"][0] in (2, 4, 6, 8)
+    expected = finished.folder / "results" / "tiny" / "cells" / "grpo" / "lag1" / "seed0"
+    pd.testing.assert_frame_equal(rows(out), rows(expected), check_exact=True)
+    pd.testing.assert_frame_equal(pd.read_parquet(out / "evals.parquet"), pd.read_parquet(expected / "evals.parquet"))
+
+
+def test_a_finished_cell_that_is_forced_starts_over_and_keeps_the_old_state(finished):
+    command, out, state = train(finished, "forced")
+    assert run(finished, command).returncode == 0
+    first = json.loads((out / "run.json").read_text())
+    time.sleep(0.01)
+    assert run(finished, command).returncode == 0
+    second = json.loads((out / "run.json").read_text())
+    assert second["resumed_at"] == [] and second["fingerprint"] == first["fingerprint"]
+    assert second["retained_weights"]["last"]["sha256"] == first["retained_weights"]["last"]["sha256"]
+    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == [first["fingerprint"], first["fingerprint"] + ".replaced-1"]
+
+
+def test_a_full_disk_ends_in_an_error_and_the_next_run_continues(finished):
+    """The kernel refuses writes beyond a size limit as it does on a full disk: the checkpoint is cut off half-way."""
+    import resource
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+
+    command, out, _ = train(finished, "full")
+    failed = run(finished, command, preexec_fn=small_files)
+    assert failed.returncode == 1 and "error:" in failed.stderr and not (out / "run.json").exists()
+    assert run(finished, command).returncode == 0
+    pd.testing.assert_frame_equal(rows(out), rows(finished.folder / "results/tiny/cells/grpo/lag1/seed0"), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "results/tiny/problems/train.parquet").write_bytes(b"PAR1 half"), "train.parquet"),
+        (lambda f: (f / "results/tiny/base_policy/model.safetensors").write_bytes(b"\x10"), "model.safetensors"),
+        (lambda f: (f / "state/tiny/settings/cells/grpo/lag1/seed0.json").unlink(), "seed0.json does not exist"),
+    ],
+)
+def test_unreadable_inputs_are_named(finished, tmp_path, damage, message):
+    shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
+    copy = Workflow.__new__(Workflow)
+    copy.folder = tmp_path / "copy"
+    damage(copy.folder)
+    failed = run(copy, train(copy, "damaged")[0])
+    assert failed.returncode == 1 and failed.stderr.startswith("error:") and message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_scoring_without_its_weights_says_so(finished, tmp_path):
+    record = json.loads((finished.folder / "results/tiny/cells/grpo/lag1/seed0/run.json").read_text())
+    record["retained_weights"]["best"]["path"] = "state/nowhere.safetensors"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    command = [*finished.command()[:2], "pipeline", "score-cell", "--run", str(tmp_path / "run.json"), "--problems", "results/tiny/problems"]
+    failed = run(finished, [*command, "--base-policy", "results/tiny/base_policy", "--out", str(tmp_path / "scores.parquet")])
+    assert failed.returncode == 1 and "are gone; retrain the cell" in failed.stderr
+
+
+def test_micro_settings_are_valid():
+    assert MICRO["trainer"]["steps"] % 8 == 0
