@@ -13,6 +13,7 @@ write_stage_settings(settings, paths, cells)
 
 pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
+REFERENCE = expand("results/reference/{name}", name=["table1.csv", "curves.csv", "claims.yaml"])
 FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
 RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
 SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
@@ -116,6 +117,7 @@ rule collect:
 rule table1:
     input:
         rules.collect.output,
+        REFERENCE,
     output:
         multiext(f"{paths.results}/table1", ".md", ".csv", ".tex"),
     shell:
@@ -125,6 +127,7 @@ rule table1:
 rule figures:
     input:
         rules.collect.output,
+        REFERENCE,
     output:
         expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "svg", "csv"]),
     shell:
@@ -134,7 +137,7 @@ rule figures:
 rule diff:
     input:
         rules.collect.output,
-        "results/reference/claims.yaml",
+        REFERENCE,
     output:
         multiext(f"{paths.results}/diff", ".md", ".csv", ".json"),
     shell:

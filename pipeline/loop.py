@@ -64,7 +64,7 @@ class CellRun:
         )
         self.state = CellState()
         self.evaluation: Evaluation | None = None
-        self.last_wait_s = 0.0
+        self.last_s: dict[str, float] = {}
 
     def run(self) -> CellState:
         schedule, state = self.schedule, self._start()
@@ -100,7 +100,7 @@ class CellRun:
     def _train(self, rollouts: RolloutBatch) -> None:
         m = self.schedule.steps_per_batch
         generating = self.state.published[self.schedule.generating_version(rollouts.index)]
-        wait_s = self.last_wait_s
+        wait_s = self.last_s["wait"]
         with self._timed("train"):
             rows = zip(rollouts.parts(m), self.trainer.train_batch(rollouts, m, generating), strict=True)
             for position, (samples, row) in enumerate(rows):
@@ -115,6 +115,7 @@ class CellRun:
                     "publish_debt": step - published,
                     "generate_s": rollouts.generate_s / m,
                     "wait_s": wait_s if position == 0 else 0.0,
+                    "publish_s": 0.0,
                 }
                 self.state.step_rows.append(row)
                 self.report(row, self.state.eval_rows)
@@ -124,6 +125,7 @@ class CellRun:
             published = self.trainer.publish()
             self.state.published[published.version] = published
             self.engine.load(published)
+        self.state.step_rows[-1]["publish_s"] = self.last_s["publish"]
 
     def _request_evaluation(self) -> None:
         """Ask for the evaluation of the newest version once it is due; a version is generated once."""
@@ -172,9 +174,8 @@ class CellRun:
         started = time.perf_counter()
         yield
         elapsed = time.perf_counter() - started
+        self.last_s[activity] = elapsed
         self.state.seconds[activity] = self.state.seconds.get(activity, 0.0) + elapsed
-        if activity == "wait":
-            self.last_wait_s = elapsed
 
 
 def sample_columns(samples: Sequence[Sample], step: int, group_size: int) -> dict[str, Any]:

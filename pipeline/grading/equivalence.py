@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from pipeline.grading import exact
@@ -87,7 +86,7 @@ class _Comparison:
             rows, other = _rows(gold), _rows(answer)
             return len(rows) == len(other) > 0 and all(self.same_in_order(*pair) for pair in zip(rows, other, strict=True))
         if isinstance(gold, Ratio) and isinstance(answer, Ratio):
-            return self.same_in_order(gold.parts, answer.parts) or _same_ratio(gold, answer)
+            return self.same_in_order(gold.parts, answer.parts) or self.same_ratio(gold, answer)
         return False
 
     def same_in_order(self, gold: tuple[Form, ...], answer: tuple[Form, ...]) -> bool:
@@ -110,7 +109,7 @@ class _Comparison:
         return True
 
     def members_are(self, members: Members, other: Form, same_as_other: Callable[[Form], bool]) -> bool:
-        """Whether a collection is what is not written as one: its only member, a tuple without brackets, a union of inequalities."""
+        """Whether a collection is what is not written as one: its only member, a bare tuple, a union of inequalities."""
         if len(set(members.items)) == 1:
             return same_as_other(members.items[0])
         if isinstance(other, Group):
@@ -119,6 +118,14 @@ class _Comparison:
             intervals = tuple(interval(item) or item if isinstance(item, Relation) else item for item in members.items)
             return self.match(other.parts, intervals)
         return False
+
+    def same_ratio(self, gold: Ratio, answer: Ratio) -> bool:
+        """2:4 is 1:2, by cross products; a clock time with a zero (12:00, 7:05) is no ratio."""
+        one, other = ([part.text for part in ratio.parts if isinstance(part, Scalar)] for ratio in (gold, answer))
+        if not len(one) == len(other) == len(gold.parts) == len(answer.parts) or any(text.startswith("0") for text in one + other):
+            return False
+        pairs = zip(one[1:], other[1:], strict=True)
+        return all(self.same_scalars(f"({one[0]})*({right})", f"({other[0]})*({left})") for left, right in pairs)
 
     def same_scalars(self, gold: str, answer: str) -> bool:
         bases = based(gold), based(answer)
@@ -299,15 +306,3 @@ def _rows(form: Form) -> tuple[tuple[Form, ...], ...]:
     if isinstance(form, Group) and all(isinstance(item, Group) for item in form.items):
         return tuple(item.items for item in form.items if isinstance(item, Group))
     return ()
-
-
-def _same_ratio(gold: Ratio, answer: Ratio) -> bool:
-    """2:4 is 1:2; a clock time with a zero (12:00, 7:05) is no ratio."""
-    texts = [[part.text if isinstance(part, Scalar) else "" for part in ratio.parts] for ratio in (gold, answer)]
-    if len(texts[0]) != len(texts[1]) or any(text.startswith("0") for text in texts[0] + texts[1]):
-        return False
-    one, other = ([exact.value(text) for text in side] for side in texts)
-    if None in one or None in other or not all(one) or not all(other):
-        return False
-    scales = {Fraction(a) / Fraction(b) for a, b in zip(one, other, strict=True) if a is not None and b is not None}
-    return len(scales) == 1 and scales.pop() > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, factorial, isqrt
+from math import comb, factorial, gcd, isqrt, lcm
 
 from pipeline.grading.cursor import NotationError
 from pipeline.grading.expression import Node, read
@@ -178,6 +178,11 @@ _ARITHMETIC = {
     "/": lambda a, b: a / b,
     "neg": lambda a: -a,
     "abs": abs,
+    "conj": lambda a: a,
+    "min": min,
+    "max": max,
+    "gcd": lambda *numbers: Fraction(gcd(*(_integer(number, 10**300) for number in numbers))),
+    "lcm": lambda *numbers: Fraction(lcm(*(_integer(number, 10**300) for number in numbers))),
     "floor": lambda a: Fraction(a.__floor__()),
     "ceil": lambda a: Fraction(a.__ceil__()),
     "!": lambda a: Fraction(factorial(_integer(a, MAX_FACTORIAL))),

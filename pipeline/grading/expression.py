@@ -1,8 +1,8 @@
 """A reader of formulas in canonical notation: text in, a small tree out; nothing is evaluated and nothing is executed.
 
-A node is a tuple whose first entry names it: ("num", Fraction), ("const", "π" | "e" | "i" | "∞"), ("var", name), ("+" | "-" | "*" |
-"/" | "^", a, b), ("neg" | "!" | "!!" | "abs" | "floor" | "ceil", a), ("root", a, n), ("log", base, a), ("binom", n, k),
-("call", function, a), ("sum" | "prod", variable, low, high, body).
+A node is a tuple whose first entry names it: ("num", Fraction), ("const", "π" | "e" | "i" | "∞"), ("var", name),
+("+" | "-" | "*" | "/" | "^", a, b), ("neg" | "!" | "!!" | "abs" | "conj" | "floor" | "ceil", a), ("root", a, n), ("log", base, a),
+("binom", n, k), ("min" | "max" | "gcd" | "lcm", a, b, ...), ("call", function, a), ("sum" | "prod", variable, low, high, body).
 Caps: MAX_DEPTH levels, MAX_OPERATIONS, MAX_LENGTH characters. What the grammar does not know raises NotationError.
 """
 
@@ -55,15 +55,6 @@ def read(text: str) -> Node:
     if reader.at < len(text):
         raise reader.error("unexpected")
     return node
-
-
-def variables(node: Node) -> set[str]:
-    """Names of the free variables of a tree."""
-    if node[0] == "var":
-        return {node[1]}
-    if node[0] in ("sum", "prod"):
-        return (variables(node[4]) - {node[1]}) | variables(node[2]) | variables(node[3])
-    return set().union(*(variables(part) for part in node[1:] if isinstance(part, tuple)), set())
 
 
 class _Reader(Cursor):
@@ -289,6 +280,8 @@ class _Reader(Cursor):
             if inner:
                 self.at = inner.end()
                 return ("var", f"{word}:{(inner.group(1) or inner.group(2)).replace(' ', '')}")
+            if word in ("overline", "bar"):
+                return ("conj", self.argument())
         raise self.error(f"unknown command \\{word}")
 
     def series(self, kind: str) -> Node:
@@ -314,7 +307,7 @@ class _Reader(Cursor):
         if name == "sqrt":
             return ("root", self.group(self.peek()) if self.peek() in ("(", "{") else self.argument(), ("num", Fraction(2)))
         if name in ("min", "max", "gcd", "lcm"):
-            raise self.error(f"{name} of a list")
+            return (name, *self.listed())
         base = exponent = None
         while self.peek() in ("_", "^"):
             if self.take("_"):
@@ -330,6 +323,17 @@ class _Reader(Cursor):
             node = ("call", "arc" + name if inverse else name, argument)
             exponent = None if inverse else exponent
         return ("^", node, exponent) if exponent else node
+
+    def listed(self) -> list[Node]:
+        """The arguments of a function of several numbers: (12, 18)."""
+        closing = ")" if self.take("(") else "⦄"
+        if closing == "⦄":
+            self.expect("⦃")
+        arguments = [self.sum()]
+        while self.take(","):
+            arguments.append(self.sum())
+        self.expect(closing)
+        return arguments
 
     def function_argument(self) -> Node:
         if self.peek() in ("(", "{", "["):

@@ -138,7 +138,7 @@ def _read_bracketed(text: str, depth: int) -> Form:
         items = [item for item in split(inner, ",;")[0] if item]
         if len(items) > 1:
             return Group(text[0], text[-1], tuple(read_form(item, depth + 1) for item in items))
-        if text[0] + text[-1] == "()":
+        if text[0] + text[-1] == "()" or _MATRIX.fullmatch(inner):
             return read_form(inner, depth + 1)
     if _POINT.match(text):
         point = read_form(text[1:], depth + 1)

@@ -170,8 +170,8 @@ def _text_group(match: re.Match[str]) -> str:
     words = match.group(1).strip()
     if words in ("and", "or", ","):
         return ","
-    if not words:
-        return " "
+    if not any(map(str.isalnum, words)):
+        return words or " "
     return words if words in ("e", "i", "d") else f"\\text{{{match.group(1)}}}"
 
 

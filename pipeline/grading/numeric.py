@@ -16,7 +16,7 @@ from mpmath import mp
 
 from pipeline.grading import exact
 from pipeline.grading.cursor import NotationError
-from pipeline.grading.expression import Node, read, variables
+from pipeline.grading.expression import Node, read
 
 mp.dps = 60
 AGREEMENT = mpmath.mpf(10) ** -40
@@ -113,6 +113,15 @@ def _vanishes(one: Node, other: Node, names: list[str]) -> bool:
     return found >= 2 * MIN_POINTS
 
 
+def variables(node: Node) -> set[str]:
+    """Names of the free variables of a tree."""
+    if node[0] == "var":
+        return {node[1]}
+    if node[0] in ("sum", "prod"):
+        return (variables(node[4]) - {node[1]}) | variables(node[2]) | variables(node[3])
+    return set().union(*(variables(part) for part in node[1:] if isinstance(part, tuple)), set())
+
+
 def _rounds_to(gold: str, answer: str) -> bool:
     """Whether the one of the two that is a decimal shows SIGNIFICANT_DIGITS or more of the other, an irrational constant."""
     decimal, formula = (gold, answer) if exact.is_decimal(gold) else (answer, gold)
@@ -165,6 +174,8 @@ def evaluate(node: Node, env: dict[str, Any]) -> Any:
         return {"π": mp.pi, "e": mp.e, "i": mpmath.mpc(0, 1), "∞": mpmath.inf}[node[1]] + 0
     if kind in ("sum", "prod"):
         return _series(node, env)
+    if kind in ("gcd", "lcm"):
+        raise Undefined("divisors of what is no integer")
     try:
         if kind == "call":
             return _call(node[1], evaluate(node[2], env))
@@ -208,6 +219,8 @@ def _root(number: Any, index: Any) -> Any:
 def _series(node: Node, env: dict[str, Any]) -> Any:
     kind, variable, low_node, high_node, body = node
     low, high = evaluate(low_node, env), evaluate(high_node, env)
+    if mpmath.isinf(low) or mpmath.isinf(high):
+        raise NotationError("an infinite series")
     if not (mpmath.isint(low) and mpmath.isint(high)):
         if variables(low_node) | variables(high_node):
             raise NotationError("a series with a symbolic limit")
@@ -222,6 +235,12 @@ def _series(node: Node, env: dict[str, Any]) -> Any:
     return result
 
 
+def _real(number: Any) -> Any:
+    if not _is_real(number):
+        raise Undefined("order of complex numbers")
+    return mpmath.re(number)
+
+
 def _factorial(number: Any) -> Any:
     return mpmath.factorial(_bounded(number, 40))
 
@@ -233,6 +252,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "/": lambda a, b: a / b,
     "neg": lambda a: -a,
     "abs": abs,
+    "conj": mpmath.conj,
+    "min": lambda *numbers: min(map(_real, numbers)),
+    "max": lambda *numbers: max(map(_real, numbers)),
     "floor": lambda a: mpmath.floor(a),
     "ceil": lambda a: mpmath.ceil(a),
     "!": _factorial,

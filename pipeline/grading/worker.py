@@ -67,7 +67,7 @@ def verify(gold: str, answer: str) -> bool:
     # Constants are confirmed: math-verify rounds, and equates what it cannot evaluate.
     if not math_verify.verify(*parsed, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True):
         return False
-    one, other = (found[0] for found in parsed)
+    one, other = (found[0].doit() if isinstance(found[0], sympy.Expr) else found[0] for found in parsed)
     if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)) or one.free_symbols or other.free_symbols:
         return True
     difference, size = sympy.N(one - other, 30), max(abs(sympy.N(one, 30)), abs(sympy.N(other, 30)))

@@ -83,7 +83,7 @@ def assert_equal_runs(one: tuple[CellRun, TorchTrainer], other: tuple[CellRun, T
     assert all(row["grad_norm"] > 0.0 for row in one[0].state.step_rows)
     for name, tensor in one[1].publish().weights.items():
         assert torch.equal(tensor, other[1].publish().weights[name]), name
-    timings = {"train_s", "generate_s", "wait_s"}
+    timings = {"train_s", "generate_s", "wait_s", "publish_s"}
     for mine, theirs in zip(one[0].state.step_rows, other[0].state.step_rows, strict=True):
         for name in mine.keys() - timings:
             assert mine[name] == theirs[name] or (mine[name] != mine[name] and theirs[name] != theirs[name]), name
