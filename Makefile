@@ -41,9 +41,18 @@ watch: setup
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
 
+# make bench       our engines and loss beside transformers, TRL and other graders (ratios, printed)
+BENCH = .venv-bench/bin/python
+bench: setup
+	test -x $(BENCH) || ($(PYTHON) -m venv .venv-bench && .venv-bench/bin/pip install --quiet -r envs/bench.txt)
+	MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_MMAP_THRESHOLD_=1000000000 $(BENCH) benchmarks/sat_cost.py
+	$(BENCH) benchmarks/engines.py
+	$(BENCH) benchmarks/trl_updates.py
+	$(BENCH) -m benchmarks.graders
+
 # make lint        ruff and pyright
 lint: $(VENV)/.ready-test
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # make clean       remove results/$(PRESET) and state/$(PRESET)
 clean:

@@ -1,8 +1,8 @@
 """How the tiny preset's learning rate was chosen: by plain GRPO and GSPO alone, on seeds that the table never uses.
 
-The rule was fixed before any of these runs (docs/regime.md): among the candidates whose lag-1 cells are all healthy - fresh accuracy of
-the last weights at least 5 points above the base policy - take the one where lag 8 costs most accuracy, averaged over methods and seeds;
-a tie goes to the smaller learning rate.
+The rule was fixed before any of these runs (docs/regime.md): among the candidates whose lag-1 cells are all healthy - fresh
+accuracy of the last weights at least 5 points above the base policy - take the one where lag 8 costs most accuracy, averaged
+over methods and seeds; a tie goes to the smaller learning rate.
 
     python benchmarks/regime_search.py            # about 15 minutes on 2 cores; finished cells are kept in state/regime
 """
@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101], help="seeds that the table never uses")
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
     options = parser.parse_args()
-    subprocess.run(["snakemake", "--cores", str(options.jobs), "--quiet=rules", "results/tiny/base_policy/evals.parquet"], check=True)
+    subprocess.run(
+        ["snakemake", "--cores", str(options.jobs), "--quiet=rules", "results/tiny/base_policy/evals.parquet"], check=True
+    )
     base_rows = pd.read_parquet(Layout("tiny").base_policy / "evals.parquet")
     base = float(base_rows[base_rows.checkpoint == "scoring"].correct.mean())
     grid = list(itertools.product(options.learning_rates, METHODS, LAGS, options.seeds))

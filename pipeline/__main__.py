@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -55,7 +55,9 @@ def train_cell(
     base_policy: BasePolicy,
     state: Annotated[Path, typer.Option(help="Folder for checkpoints and retained weights of this cell.")],
     out: Out,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Set finished state aside and start again, also in preset full.")] = False,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Set finished state aside and start again, also in preset full.")
+    ] = False,
 ) -> None:
     """Train one cell of the table by asynchronous RL; continues from its last checkpoint."""
     from pipeline.launch.cell import train_cell as run
@@ -124,14 +126,20 @@ def report(settings: SettingsFile) -> None:
     run, layout = _run_and_layout(settings)
     results = layout.results
     report_stage(
-        layout, run, results / "cells.parquet", results / "diff.json", results / "figures", results / "report.html", results / "report.md"
+        layout,
+        run,
+        results / "cells.parquet",
+        results / "diff.json",
+        results / "figures",
+        results / "report.html",
+        results / "report.md",
     )
 
 
 @app.command()
 def grade(
     file: Annotated[Path, typer.Argument(help="JSON lines, each {response, gold}.")],
-    policy: Annotated[str, typer.Option(help="primemath (the reward) or strict.")] = "primemath",
+    policy: Annotated[Literal["primemath", "strict"], typer.Option(help="primemath (the reward) or strict.")] = "primemath",
 ) -> None:
     """Grade a file of responses: one {outcome, extracted, rule, seconds} a line, in order."""
     from pipeline.grading.grade import grade_file

@@ -1,9 +1,9 @@
 """What a cell must remember to continue as if it had never stopped.
 
-A checkpoint folder step_000040/ holds trainer.safetensors (weights and Adam), one file per published version that is still needed
-(the current one, and the one that samples the next batch), the rows recorded so far, and progress of the schedule in cell.json, which
-also carries the SHA-256 of every other file. The folder is filled under another name and renamed, so it is whole or absent; a damaged
-one is reported and the checkpoint before it is used.
+A checkpoint folder step_000040/ holds trainer.safetensors (weights and Adam), one file per published version that is still
+needed (the current one, and the one that samples the next batch), the rows recorded so far, and progress of the schedule in
+cell.json, which also carries the SHA-256 of every other file. The folder is filled under another name and renamed, so it is
+whole or absent; a damaged one is reported and the checkpoint before it is used.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ class ModelSettings(Section):
     def _consistent(self) -> ModelSettings:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} must be a multiple of num_key_value_heads {self.num_key_value_heads}"
+                f"num_attention_heads {self.num_attention_heads} must be a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
             )
         if self.num_experts_per_token > self.num_experts:
             raise ValueError(f"num_experts_per_token {self.num_experts_per_token} exceeds num_experts {self.num_experts}")
@@ -256,7 +257,8 @@ class CellSettings(Section):
         steps_per_rollout = self.schedule.optimizer_steps_per_rollout
         if self.trainer.steps % steps_per_rollout:
             raise ValueError(
-                f"trainer.steps {self.trainer.steps} is not a multiple of lag {self.lag}'s optimizer_steps_per_rollout {steps_per_rollout}"
+                f"trainer.steps {self.trainer.steps} is not a multiple of lag {self.lag}'s "
+                f"optimizer_steps_per_rollout {steps_per_rollout}"
             )
         return self
 

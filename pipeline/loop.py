@@ -7,8 +7,8 @@
         every n batches: publish the weights; the engine loads them after what it was asked before
         every few steps: evaluate the engine's version, on the engine
 
-Weights, versions and data order are a function of the settings alone: whether generation overlaps training, where the run was killed
-and how often it was resumed change nothing (with SGLang: nothing but the responses themselves).
+Weights, versions and data order are a function of the settings alone: whether generation overlaps training, where the run was
+killed and how often it was resumed change nothing (with SGLang: nothing but the responses themselves).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A published version of the weights: Hugging Face names, float tensors, and the number of optimizer steps they contain.
 
-The rollout engine, the evaluation, the best-checkpoint retention and a resumed run all use a *published* version, never the trainer's
-newer weights. On disk a version is one safetensors file whose metadata carries the version, written atomically; its SHA-256 is what
-run.json records.
+The rollout engine, the evaluation, the best-checkpoint retention and a resumed run all use a *published* version, never the
+trainer's newer weights. On disk a version is one safetensors file whose metadata carries the version, written atomically; its
+SHA-256 is what run.json records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PublishedWeights:
         try:
             with safetensors.safe_open(path, framework="pt") as handle:
                 version = int(handle.metadata()["version"])
-                return cls(version, {name: handle.get_tensor(name) for name in handle.keys()})
+                return cls(version, {name: handle.get_tensor(name) for name in handle.keys()})  # noqa: SIM118 - not a dict
         except (safetensors.SafetensorError, KeyError, TypeError) as error:
             raise ValueError(f"published weights {path} cannot be read ({error}); delete the file and resume the cell") from error
 

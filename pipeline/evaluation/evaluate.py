@@ -18,8 +18,8 @@ from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings
 class Evaluation:
     """A requested evaluation of `version`; `rows()` waits for its responses.
 
-    The engine must hold `version` when this is constructed. purpose: "evaluation" (the curve) or "scoring" (fresh samples at the end
-    of a cell); the two never share randomness.
+    The engine must hold `version` when this is constructed. purpose: "evaluation" (the curve) or "scoring" (fresh samples at
+    the end of a cell); the two never share randomness.
     """
 
     def __init__(

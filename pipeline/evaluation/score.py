@@ -25,7 +25,8 @@ def score_cell(run: Path, problems: Path, base_policy: Path, out: Path) -> None:
     record = read_json(run)
     settings = CellSettings.model_validate(record["settings"])
     weights = {
-        name: PublishedWeights.read(Path(entry["path"]), entry["sha256"]) for name, entry in sorted(record["retained_weights"].items())
+        name: PublishedWeights.read(Path(entry["path"]), entry["sha256"])
+        for name, entry in sorted(record["retained_weights"].items())
     }
     scoring = read_problems(problems / "scoring.parquet")
     write_rows(out, _score(settings, base_policy, [(name, published, scoring, "scoring") for name, published in weights.items()]))

@@ -41,7 +41,9 @@ def train_cell(
     weights_file = base_policy / "model.safetensors"
     base, _, tokenizer = read_policy(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
-    identity = fingerprint(settings, sha256(weights_file), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet"))
+    identity = fingerprint(
+        settings, sha256(weights_file), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
+    )
     folder = state_root / identity
     with lease(state_root):
         if _finished_before(folder / "finished", started) and (retrain or settings.preset != "full"):
@@ -85,7 +87,12 @@ def run_record(settings: CellSettings, identity: str, state: CellState, attempt_
         "fingerprint": identity,
         "git_revision": git_revision(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "hardware": {"machine": platform.machine(), "processor": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": cpu_name(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+        },
         "wall_s": {"total": attempt_s, **state.seconds},
         "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
         "peak_memory_bytes": 1024 * (own.ru_maxrss + children.ru_maxrss),

@@ -1,4 +1,4 @@
-"""One writer per state folder: a second process that would train the same cell waits for the first, it never interleaves with it."""
+"""One writer per state folder: a second process that would train the same cell waits for the first."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def _table(layout: Layout, settings: Settings) -> tuple[Table, bool]:
     finished = [cell for cell in cells if (layout.cell(cell) / "run.json").exists()]
     running = {cell: progress for cell in cells if cell not in finished and (progress := _progress(layout, cell)) is not None}
     waiting = len(cells) - len(finished) - len(running)
-    table = Table(title=f"preset {layout.preset}: {len(finished)} of {len(cells)} cells done, {waiting} waiting{_left(running, waiting)}")
+    table = Table(
+        title=f"preset {layout.preset}: {len(finished)} of {len(cells)} cells done, {waiting} waiting{_left(running, waiting)}"
+    )
     for column in ("cell", "", "step", "reward", "held-out", "mismatch", "left"):
         table.add_column(column, justify="left" if column == "cell" else "right")
     for cell, progress in sorted(running.items()):
@@ -70,5 +72,7 @@ def _left(running: dict[Cell, dict[str, Any]], waiting: int) -> str:
         return ""
     rates = [progress["seconds_left"] / max(progress["steps"] - progress["step"], 1) for progress in running.values()]
     whole = sum(rate * progress["steps"] for rate, progress in zip(rates, running.values(), strict=True)) / len(running)
-    seconds = max(progress["seconds_left"] for progress in running.values()) + whole * waiting / min(len(running), os.cpu_count() or 1)
+    seconds = max(progress["seconds_left"] for progress in running.values()) + whole * waiting / min(
+        len(running), os.cpu_count() or 1
+    )
     return f", about {seconds / 60:.0f} min left"

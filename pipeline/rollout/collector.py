@@ -74,13 +74,13 @@ class Collector:
         first = (batch - flight.start) * size
         responses = generation.responses[first : first + size]
         problems = [self.problems[index] for index in self._problem_indices(batch) for _ in range(self.settings.group_size)]
-        outcomes = [grade_response(r, p, self.tokenizer) for r, p in zip(responses, problems, strict=True)]
+        outcomes: list[Outcome] = [grade_response(r, p, self.tokenizer) for r, p in zip(responses, problems, strict=True)]
         rewards = torch.tensor([float(outcome == "correct") for outcome in outcomes])
         advantages = group_advantages(rewards.view(-1, self.settings.group_size)).flatten().tolist()
-        samples = zip(problems, responses, outcomes, rewards.tolist(), advantages, strict=True)
+        graded = zip(problems, responses, outcomes, rewards.tolist(), advantages, strict=True)
         return RolloutBatch(
             index=batch,
-            samples=tuple(Sample(problem.id, *rest) for problem, *rest in samples),
+            samples=tuple(Sample(p.id, response, outcome, reward, advantage) for p, response, outcome, reward, advantage in graded),
             group_size=self.settings.group_size,
             generate_s=generation.seconds / len(flight),
         )

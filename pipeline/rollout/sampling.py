@@ -1,7 +1,7 @@
 """Randomness that belongs to a response and to nothing else.
 
-The uniforms of a response come from a counter-based generator keyed by (seed, purpose) with the counter set to (draw, problem, sample),
-so batching, overlap, resumption or another evaluation cannot change what is sampled.
+The uniforms of a response come from a counter-based generator keyed by (seed, purpose) with the counter set to (draw, problem,
+sample), so batching, overlap, resumption or another evaluation cannot change what is sampled.
 """
 
 from __future__ import annotations

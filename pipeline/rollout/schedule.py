@@ -1,12 +1,12 @@
 """Who is generated with which weights: the batch-wise asynchronous schedule as pure arithmetic.
 
-Rollout batch k trains in m optimizer steps. Weights are published after every n-th batch; a version is named by the optimizer steps it
-contains. In the batch-wise asynchronous regime batch k+1 is generated while batch k trains, so it is sampled from the version that was
-published before batch k began; in the synchronous regime it waits for the newest version. Everything else follows: the lag of a step,
-the batches and evaluations of a version, and what a resumed run has to generate again.
+Rollout batch k trains in m optimizer steps. Weights are published after every n-th batch; a version is named by the optimizer
+steps it contains. In the batch-wise asynchronous regime batch k+1 is generated while batch k trains, so it is sampled from the
+version that was published before batch k began; in the synchronous regime it waits for the newest version. Everything else
+follows: the lag of a step, the batches and evaluations of a version, and what a resumed run has to generate again.
 
-Closed form (tests/unit/test_schedule.py simulates it event by event): step h of batch k >= 1 has lag m(((k-1) mod n) + 1) + h, batch 0
-has lag h; synchronous: m(k mod n) + h.
+Closed form (tests/unit/test_schedule.py simulates it event by event): step h of batch k >= 1 has lag m(((k-1) mod n) + 1) + h,
+batch 0 has lag h; synchronous: m(k mod n) + h.
 """
 
 from __future__ import annotations

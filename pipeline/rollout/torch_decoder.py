@@ -1,11 +1,12 @@
 """Batched autoregressive decoding of a Qwen3-MoE on a CPU: the arithmetic of the `torch` rollout engine.
 
-A code path of its own, on purpose: reduced precision (bfloat16 weights, activations and KV cache), one token at a time against a static
-KV cache, finished rows dropped. The mismatch between its log-probs and the trainer's comes from these differences alone.
+A code path of its own, on purpose: reduced precision (bfloat16 weights, activations and KV cache), one token at a time against
+a static KV cache, finished rows dropped. The mismatch between its log-probs and the trainer's comes from these differences
+alone.
 
-Prompts are padded on the left, so that every row writes its next key and value into the same cache column; equal neighbouring prompts
-(the responses of a group) are prefilled once. Row counts and cache widths move in coarse steps because every new matrix shape costs the
-kernel library a compilation.
+Prompts are padded on the left, so that every row writes its next key and value into the same cache column; equal neighbouring
+prompts (the responses of a group) are prefilled once. Row counts and cache widths move in coarse steps because every new matrix
+shape costs the kernel library a compilation.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class TorchDecoder:
             return weights[name].to(self.dtype)
 
         self.layers = [self._layer(index, tensor) for index in range(model.num_layers)]
-        self.embedding, self.final_norm, self.head = map(tensor, ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"))
+        self.embedding, self.final_norm, self.head = map(
+            tensor, ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+        )
         self.version = version
 
     def _layer(self, index: int, tensor) -> _Layer:
@@ -150,9 +153,7 @@ class TorchDecoder:
 class _Decoding:
     """One generate call: R requests, their caches, and what has been sampled so far."""
 
-    def __init__(
-        self, decoder: TorchDecoder, requests: Sequence[Request], limits: np.ndarray, sampling: SamplingSettings
-    ) -> None:
+    def __init__(self, decoder: TorchDecoder, requests: Sequence[Request], limits: np.ndarray, sampling: SamplingSettings) -> None:
         self.decoder, self.requests, self.sampling = decoder, requests, sampling
         self.limits = torch.from_numpy(limits)
         num_rows, self.max_tokens = len(requests), int(limits.max())

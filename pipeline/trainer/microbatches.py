@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.objective.aggregate import token_weights
+from pipeline.objective.aggregate import Aggregation, token_weights
 from pipeline.objective.loss import Tokens
 from pipeline.policy.packing import PackedBatch, pack
 from pipeline.records import Sample
@@ -41,7 +41,7 @@ def split(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
 
 
 def micro_batches(
-    samples: Sequence[Sample], max_tokens: int, aggregation: str, routing_replay: bool, dtype: torch.dtype
+    samples: Sequence[Sample], max_tokens: int, aggregation: Aggregation, routing_replay: bool, dtype: torch.dtype
 ) -> list[MicroBatch]:
     """The micro-batches of one optimizer step. Raises ValueError when replay is on and a response carries no routed experts."""
     lengths = torch.tensor([len(sample.response.response_ids) for sample in samples])
@@ -55,8 +55,8 @@ def micro_batches(
 
 def _micro_batch(samples: list[Sample], weights: Tensor, routing_replay: bool, dtype: torch.dtype) -> MicroBatch:
     responses = [sample.response for sample in samples]
-    experts = [response.routed_experts for response in responses]
-    if routing_replay and any(rows is None for rows in experts):
+    experts = [response.routed_experts for response in responses if response.routed_experts is not None]
+    if routing_replay and len(experts) < len(responses):
         raise ValueError("routing replay (R3) is on but the engine returned no routed experts; it must be asked for them")
     lengths = torch.tensor([len(response.response_ids) for response in responses])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=dtype)

@@ -1,7 +1,8 @@
 """The `torch` trainer: one float32 policy, AdamW, and the shared objective over packed micro-batches.
 
-One optimizer step: (reference and, where the method needs them, proximal or rollout-weights log-probs without gradient) -> for SAT with
-several micro-batches the step-wide quantile from a pass without gradient -> forward and backward per micro-batch -> clip -> Adam.
+One optimizer step: (reference and, where the method needs them, proximal or rollout-weights log-probs without gradient) -> for
+SAT with several micro-batches the step-wide quantile from a pass without gradient -> forward and backward per micro-batch ->
+clip -> Adam.
 """
 
 from __future__ import annotations
@@ -127,9 +128,7 @@ class TorchTrainer:
                 micro_quantile = self._quantile(staleness(self.method, scores.logprobs, micro.tokens))
             else:
                 micro_quantile = quantile
-            micro_loss, micro_terms = objective(
-                self.method, options, scores.logprobs, scores.entropy, micro.tokens, micro_quantile
-            )
+            micro_loss, micro_terms = objective(self.method, options, scores.logprobs, scores.entropy, micro.tokens, micro_quantile)
             micro_loss.backward()
             loss += float(micro_loss.detach())
             terms.append(micro_terms)
@@ -180,9 +179,11 @@ class TorchTrainer:
         try:
             with safetensors.safe_open(path, framework="pt") as handle:
                 version = int(handle.metadata()["version"])
-                tensors = {name: handle.get_tensor(name) for name in handle.keys()}
+                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 - not a dict
         except (OSError, safetensors.SafetensorError, KeyError, TypeError) as error:
-            raise ValueError(f"checkpoint {path} cannot be read ({error}); delete its folder to resume from the one before") from error
+            raise ValueError(
+                f"checkpoint {path} cannot be read ({error}); delete its folder to resume from the one before"
+            ) from error
         with torch.no_grad():
             for name, parameter in self._policy.named_parameters():
                 saved = tensors.get(f"policy.{name}")

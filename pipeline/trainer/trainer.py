@@ -1,4 +1,4 @@
-"""What the loop asks of a trainer. Nothing else knows whether PyTorch on a laptop or Megatron-core on a node computes the gradient."""
+"""What the loop asks of a trainer. Nothing else knows whether PyTorch or Megatron-core computes the gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop with the torch engines: realised lags, resumption bit for bit, independence of overlap and micro-batching, odd batches."""
+"""The loop with the torch engines: realised lags, resumption bit for bit, overlap, micro-batching, odd batches."""
 
 from __future__ import annotations
 
@@ -125,8 +125,13 @@ def test_a_killed_run_continues_bit_for_bit(method, lag, kill_at, inputs, tmp_pa
 
 
 def test_the_denominator_of_the_generating_weights_survives_a_kill(inputs, tmp_path):
-    settings = cell("grpo", "8", objective={"ratio_denominator": "rollout_weights"}, trainer={"steps": 12, "checkpoint_interval": 3},
-                    cells={"table": {"methods": ["grpo"]}, "uncorrected": {"methods": []}, "stress": {"methods": []}})  # fmt: skip
+    settings = cell(
+        "grpo",
+        "8",
+        objective={"ratio_denominator": "rollout_weights"},
+        trainer={"steps": 12, "checkpoint_interval": 3},
+        cells={"table": {"methods": ["grpo"]}, "uncorrected": {"methods": []}, "stress": {"methods": []}},
+    )
     whole = run(settings, inputs, tmp_path / "whole")
     with pytest.raises(Killed):
         run(settings, inputs, tmp_path / "killed", 10)
@@ -154,7 +159,16 @@ def test_evaluation_does_not_touch_training(inputs, tmp_path):
 def test_a_version_is_evaluated_once_and_then_repeated(inputs, tmp_path):
     cell_run, _ = run(cell("grpo", "8", trainer={"steps": 16, "checkpoint_interval": 99}), inputs, tmp_path)
     points = {row["step"]: (row["policy_version"], row["repeated"]) for row in cell_run.state.eval_rows}
-    assert points == {1: (0, False), 3: (0, True), 5: (0, True), 7: (8, False), 9: (8, True), 11: (8, True), 13: (8, True), 15: (16, False)}
+    assert points == {
+        1: (0, False),
+        3: (0, True),
+        5: (0, True),
+        7: (8, False),
+        9: (8, True),
+        11: (8, True),
+        13: (8, True),
+        15: (16, False),
+    }
     best = cell_run.state.retained["best"]
     assert PublishedWeights.read(Path(best["path"]), best["sha256"]).version == best["version"]
 
@@ -230,7 +244,10 @@ def test_a_step_that_is_not_finite_is_recorded_and_skipped(inputs):
     weights = published(settings.model).weights
     trainer = TorchTrainer(settings, weights)
     broken = dataclasses.replace(
-        batch, samples=tuple(dataclasses.replace(s, advantage=float("inf") if i == 0 else s.advantage) for i, s in enumerate(batch.samples))
+        batch,
+        samples=tuple(
+            dataclasses.replace(s, advantage=float("inf") if i == 0 else s.advantage) for i, s in enumerate(batch.samples)
+        ),
     )
     before = trainer.publish().weights
     (row,) = trainer.train_batch(broken, 1, published(settings.model))

@@ -146,7 +146,7 @@ def test_a_dead_engine_fails_its_futures_with_a_remedy(model, tokenizer, spec):
         engine.generate(requests(tokenizer), SAMPLING).result(60)
         outstanding = engine.generate(requests(tokenizer, group_size=2000), SAMPLING)
         os.kill(engine._process.pid, signal.SIGKILL)
-        with pytest.raises(EngineDied, match="exit code -9.*resumes from its last checkpoint"):
+        with pytest.raises(EngineDied, match=r"exit code -9.*resumes from its last checkpoint"):
             outstanding.result(60)
         with pytest.raises(EngineDied):
             for _ in range(100):

@@ -48,7 +48,13 @@ class Workflow:
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=400, check=False
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr

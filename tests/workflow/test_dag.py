@@ -96,7 +96,12 @@ def rows(folder: Path) -> pd.DataFrame:
 def test_kill_9_then_the_same_command_gives_the_uninterrupted_result(finished):
     command, out, state = train(finished, "killed")
     process = subprocess.Popen(
-        command, cwd=finished.folder, env=finished.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=finished.folder,
+        env=finished.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 60
     while not list(state.glob("*/checkpoints/step_*")) and time.monotonic() < deadline:
@@ -122,7 +127,10 @@ def test_a_finished_cell_that_is_forced_starts_over_and_keeps_the_old_state(fini
     second = json.loads((out / "run.json").read_text())
     assert second["resumed_at"] == [] and second["fingerprint"] == first["fingerprint"]
     assert second["retained_weights"]["last"]["sha256"] == first["retained_weights"]["last"]["sha256"]
-    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == [first["fingerprint"], first["fingerprint"] + ".replaced-1"]
+    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == [
+        first["fingerprint"],
+        first["fingerprint"] + ".replaced-1",
+    ]
 
 
 def test_a_full_disk_ends_in_an_error_and_the_next_run_continues(finished):
@@ -162,7 +170,15 @@ def test_scoring_without_its_weights_says_so(finished, tmp_path):
     record = json.loads((finished.folder / "results/tiny/cells/grpo/lag1/seed0/run.json").read_text())
     record["retained_weights"]["best"]["path"] = "state/nowhere.safetensors"
     (tmp_path / "run.json").write_text(json.dumps(record))
-    command = [*finished.command()[:2], "pipeline", "score-cell", "--run", str(tmp_path / "run.json"), "--problems", "results/tiny/problems"]
+    command = [
+        *finished.command()[:2],
+        "pipeline",
+        "score-cell",
+        "--run",
+        str(tmp_path / "run.json"),
+        "--problems",
+        "results/tiny/problems",
+    ]
     failed = run(finished, [*command, "--base-policy", "results/tiny/base_policy", "--out", str(tmp_path / "scores.parquet")])
     assert failed.returncode == 1 and "are gone; retrain the cell" in failed.stderr
 
