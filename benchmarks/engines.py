@@ -1,8 +1,9 @@
 """Our engines against transformers on the same weights and batch, side by side in one process, one thread.
 
 rollout: tokens per second of the torch rollout engine (bfloat16, static KV cache) and of transformers' generate() (bfloat16,
-its own cache), 16 problems x 8 responses, sampled at temperature 1, at most 40 tokens.  training: forward and backward of the
-mean log-prob of the response tokens of the same 128 responses, float32: the packed policy and Qwen3MoeForCausalLM on the right-padded batch.
+its own cache), 16 problems x 8 responses, sampled at temperature 1, at most 40 tokens. training: forward and backward of the
+mean log-prob of the response tokens of the same 128 responses, float32: the packed policy and Qwen3MoeForCausalLM on the
+right-padded batch.
 
     python benchmarks/engines.py --base-policy results/tiny/base_policy --problems results/tiny/problems
 """

@@ -1,8 +1,8 @@
 """Updates per second against TRL's GRPOTrainer on a CPU: the same policy, prompts, group size, lengths and number of updates.
 
 Both sample 16 problems x 8 responses of at most 40 tokens per update, grade them with the same grader, and take one AdamW
-step at the same learning rate with the reference KL of the paper. Ours is a lag-0 cell (no overlap) and a lag-1 cell (generation in a second
-process); TRL generates and trains in turn. One thread per process. Needs envs/bench.txt.
+step at the same learning rate with the reference KL of the paper. Ours is a lag-0 cell (no overlap) and a lag-1 cell
+(generation in a second process); TRL generates and trains in turn. One thread per process. Needs envs/bench.txt.
 
     python benchmarks/trl_updates.py --updates 10
 """
