@@ -7,6 +7,7 @@ it never outlives the trainer; if the child ends first, every outstanding future
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import threading
@@ -90,11 +91,15 @@ class TorchRolloutEngine:
         return future
 
     def close(self) -> None:
-        self._connection.close()
+        """End the child after what it was asked for; its end of the pipe closes with it, and that ends the reader."""
+        with contextlib.suppress(OSError):
+            self._connection.send(("close",))
         self._process.join(timeout=10)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._reader.join()
+        self._connection.close()
 
     def _send(self, message: tuple) -> None:
         try:
@@ -135,6 +140,8 @@ def _serve(connection: Connection, spec: EngineSpec) -> None:
     try:
         while True:
             kind, *content = connection.recv()
+            if kind == "close":
+                return
             if kind == "load":
                 version, weights = content
                 decoder.load(version, safetensors.torch.load(weights))

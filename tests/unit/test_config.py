@@ -69,7 +69,7 @@ def test_contradictory_methods_are_refused():
 
 def test_the_command_line_wins_over_the_preset():
     settings = load_settings(overrides={"trainer": {"steps": 8}, "seeds": [3, 5]})
-    assert settings.trainer.steps == 8 and settings.trainer.learning_rate == 3e-4 and settings.seeds == (3, 5)
+    assert settings.trainer.steps == 8 and settings.trainer.learning_rate == 6e-4 and settings.seeds == (3, 5)
 
 
 @pytest.mark.parametrize(
