@@ -10,10 +10,10 @@ PRESET ?= tiny
 RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet=rules --config preset=$(PRESET) seeds=$(SEEDS)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce ablations watch test lint bench clean
+.PHONY: help setup reproduce ablations report reference watch test lint bench clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# make/make/p' Makefile
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,18 @@ reproduce: setup
 # make ablations   the other uncorrected rows and the rest of the Figure-1 reading as well
 ablations: setup
 	$(RUN) ablations=true
+
+# make report      assemble the table, figures, diff and report from the cells there are, finished or not
+STAGES = collect table1 figures diff report
+report: setup
+	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(PRESET)/settings/run.json || exit 1; done
+
+# make reference   copy what results/tiny-reference shows from results/tiny
+KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html
+reference:
+	mkdir -p results/tiny-reference/figures
+	cp $(KEPT:%=results/tiny/%) results/tiny-reference/
+	cp results/tiny/figures/*.png results/tiny-reference/figures/
 
 watch: setup
 	$(VENV)/bin/python -m pipeline watch --preset $(PRESET)

@@ -3,7 +3,7 @@
 rollout: tokens per second of the torch rollout engine (bfloat16, static KV cache) and of transformers' generate() (bfloat16,
 its own cache), 16 problems x 8 responses, sampled at temperature 1, at most 40 tokens. training: forward and backward of the
 mean log-prob of the response tokens of the same 128 responses, float32: the packed policy and Qwen3MoeForCausalLM on the
-right-padded batch.
+right-padded batch. Last, what SAT adds when a step has several micro-batches: one pass without gradient.
 
     python benchmarks/engines.py --base-policy results/tiny/base_policy --problems results/tiny/problems
 """
@@ -111,10 +111,18 @@ def training(folder: Path, responses: list[Response], rounds: int) -> None:
         loss.backward()
         return loss.detach()
 
+    @torch.no_grad()
+    def without_gradient() -> torch.Tensor:
+        return policy.response_logprobs(packed, 1.0).logprobs
+
     torch.testing.assert_close(ours(), theirs(), rtol=1e-4, atol=1e-5)
     ours_s, theirs_s = median_s(ours, rounds), median_s(theirs, rounds)
     theirs_text = f"transformers forward+backward {1e3 * theirs_s:6.1f} ms/step"
     print(f"training  ours {1e3 * ours_s:9.1f} ms/step     {theirs_text}    {theirs_s / ours_s:5.1f}x")
+    pass_s = median_s(without_gradient, rounds)
+    print(
+        f"the pass without gradient that a step-wide quantile needs with several micro-batches: +{100 * pass_s / ours_s:.0f} % of a step"
+    )
 
 
 def main() -> None:

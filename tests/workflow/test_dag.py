@@ -118,6 +118,22 @@ def test_kill_9_then_the_same_command_gives_the_uninterrupted_result(finished):
     pd.testing.assert_frame_equal(pd.read_parquet(out / "evals.parquet"), pd.read_parquet(expected / "evals.parquet"))
 
 
+def test_ctrl_c_says_that_the_same_command_continues_and_leaves_no_engine(finished):
+    command, _, state = train(finished, "interrupted")
+    process = subprocess.Popen(
+        command, cwd=finished.folder, env=finished.environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*/checkpoints/step_*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None and process.wait(60) == 130
+    assert process.stderr.read() == "interrupted; the same command continues from the last checkpoint\n"
+    with pytest.raises(ProcessLookupError):  # nobody is left in the group: the engine has gone with the trainer
+        os.killpg(process.pid, 0)
+    assert run(finished, command).returncode == 0
+
+
 def test_a_finished_cell_that_is_forced_starts_over_and_keeps_the_old_state(finished):
     command, out, state = train(finished, "forced")
     assert run(finished, command).returncode == 0
