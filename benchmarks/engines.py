@@ -120,9 +120,8 @@ def training(folder: Path, responses: list[Response], rounds: int) -> None:
     theirs_text = f"transformers forward+backward {1e3 * theirs_s:6.1f} ms/step"
     print(f"training  ours {1e3 * ours_s:9.1f} ms/step     {theirs_text}    {theirs_s / ours_s:5.1f}x")
     pass_s = median_s(without_gradient, rounds)
-    print(
-        f"the pass without gradient that a step-wide quantile needs with several micro-batches: +{100 * pass_s / ours_s:.0f} % of a step"
-    )
+    share = 100 * pass_s / ours_s
+    print(f"the pass without gradient that a step-wide quantile needs with several micro-batches: +{share:.0f} % of a step")
 
 
 def main() -> None:

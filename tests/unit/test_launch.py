@@ -18,7 +18,15 @@ from pipeline.launch.progress import CellProgress
 from pipeline.launch.watch import watch
 
 REPOSITORY = Path(__file__).parents[2]
-HOLD = "import sys, time; from pathlib import Path; from pipeline.launch.lease import lease\nwith lease(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.launch.lease import lease
+
+with lease(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_a_lease_waits_for_its_holder_and_passes_on_when_it_is_killed(tmp_path, capfd):
