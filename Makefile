@@ -5,9 +5,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
-SEEDS ?= 1
-PRESET ?= tiny
-RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet=rules --config preset=$(PRESET) seeds=$(SEEDS)
+# SEEDS=3 and PRESET=... are passed on only where they are given; otherwise config.yaml decides
+CONFIG = $(strip $(if $(PRESET),preset=$(PRESET)) $(if $(SEEDS),seeds=$(SEEDS)) $(ABLATIONS))
+RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --nolock --quiet=rules $(if $(CONFIG),--config $(CONFIG))
+SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .PHONY: help setup reproduce ablations report reference watch test lint bench clean
@@ -32,13 +33,14 @@ reproduce: setup
 	$(RUN)
 
 # make ablations   the other uncorrected rows and the rest of the Figure-1 reading as well
+ablations: ABLATIONS = ablations=true
 ablations: setup
-	$(RUN) ablations=true
+	$(RUN)
 
 # make report      assemble the table, figures, diff and report from the cells there are, finished or not
 STAGES = collect table1 figures diff report
 report: setup
-	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(PRESET)/settings/run.json || exit 1; done
+	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(SHOWN)/settings/run.json || exit 1; done
 
 # make reference   copy what results/tiny-reference shows from results/tiny
 KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html
@@ -48,7 +50,7 @@ reference:
 	cp results/tiny/figures/*.png results/tiny-reference/figures/
 
 watch: setup
-	$(VENV)/bin/python -m pipeline watch --preset $(PRESET)
+	$(VENV)/bin/python -m pipeline watch --preset $(SHOWN)
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
@@ -66,6 +68,6 @@ bench: setup
 lint: $(VENV)/.ready-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-# make clean       remove results/$(PRESET) and state/$(PRESET)
+# make clean       remove the results and the state of preset tiny (or PRESET=...)
 clean:
-	rm -rf results/$(PRESET) state/$(PRESET)
+	rm -rf results/$(SHOWN) state/$(SHOWN)

@@ -1,5 +1,6 @@
 """The reproduction as a DAG, in the order in which data flows. No logic: every rule calls `python -m pipeline`."""
 
+import os
 import sys
 
 from pipeline.artifacts import Cell, Layout
@@ -9,7 +10,11 @@ from pipeline.dag import write_cell_settings, write_stage_settings
 settings = load_settings(overrides=config)
 paths = Layout(settings.preset)
 cells = settings.all_cells()
-write_stage_settings(settings, paths, cells)
+stage = write_stage_settings(settings, paths, cells)
+if workflow.is_main_process:
+    # A forced cell starts over; in preset full only with retrain=true. Not a param: that would make Snakemake rerun finished cells.
+    forced = bool(workflow.dag_settings.forceall or workflow.dag_settings.forcerun or workflow.dag_settings.forcetargets)
+    os.environ["PIPELINE_RETRAIN"] = "1" if forced and (settings.retrain or settings.preset != "full") else ""
 
 pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
@@ -44,7 +49,7 @@ rule reproduce:
 
 rule prepare:
     input:
-        paths.settings("problems"),
+        stage["problems"],
     output:
         multiext(f"{paths.problems}/", "train.parquet", "evaluation.parquet", "scoring.parquet", "manifest.json"),
     shell:
@@ -53,7 +58,7 @@ rule prepare:
 
 rule base_policy:
     input:
-        settings=paths.settings("base_policy"),
+        settings=stage["base_policy"],
         problems=rules.prepare.output,
     output:
         multiext(f"{paths.base_policy}/", "config.json", "model.safetensors", "tokenizer.json", "generation_config.json"),
@@ -64,7 +69,7 @@ rule base_policy:
 
 rule score_base:
     input:
-        settings=paths.settings("score_base"),
+        settings=stage["score_base"],
         problems=rules.prepare.output,
         policy=rules.base_policy.output,
     output:
@@ -85,11 +90,10 @@ rule train_cell:
         evals=f"{CELL}/evals.parquet",
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
-        retrain="--retrain" if settings.retrain else "",
     threads: settings.trainer.threads
     shell:
         "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
-        "--state {params.state} --out $(dirname {output.run}) {params.retrain}"
+        "--state {params.state} --out $(dirname {output.run})"
 
 
 rule score_cell:
@@ -104,7 +108,7 @@ rule score_cell:
 
 rule collect:
     input:
-        settings=paths.settings("run"),
+        settings=stage["run"],
         runs=RUNS,
         scores=SCORES,
         base=rules.score_base.output,

@@ -34,7 +34,7 @@ from pipeline.problems.prepare import read_problems
 
 def ours(folder: Path, problems: Path, lag: str, updates: int) -> float:
     """Updates per second of the loop, set-up excluded as it is for TRL."""
-    overrides = {"trainer": {"steps": updates, "checkpoint_interval": 10**6}, "evaluation": {"interval": 10**6}}
+    overrides = {"trainer": {"steps": updates, "checkpoint_interval": 10**6}, "evaluation": {"interval": updates}}
     overrides |= {"rollout": {"overlap": lag != "0"}, "cells": {"stress": {"methods": [], "lags": []}}}
     settings = load_settings(overrides=overrides).cell(Cell("grpo", lag, 0))
     base, _, tokenizer = read_policy(folder)

@@ -36,7 +36,7 @@ def base_policy(settings: SettingsFile, problems: Problems, out: Out) -> None:
     """Build the base policy: a supervised warm start from scratch (presets tiny and rehearsal)."""
     from pipeline.policy.warm_start import warm_start
 
-    read = config.read_settings(config.BasePolicySettings, settings)
+    read = config.read_settings(config.BasePolicySettings, settings).buildable()
     warm_start(problems, read.warm_start, read.model, read.warm_start.seed, out)
 
 
@@ -56,10 +56,10 @@ def train_cell(
     state: Annotated[Path, typer.Option(help="Folder for checkpoints and retained weights of this cell.")],
     out: Out,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Set finished state aside and start again, also in preset full.")
+        bool, typer.Option("--retrain", envvar="PIPELINE_RETRAIN", help="Set finished state aside and start at step 0.")
     ] = False,
 ) -> None:
-    """Train one cell of the table by asynchronous RL; continues from its last checkpoint."""
+    """Train one cell by asynchronous RL; continues from its last checkpoint, or writes a finished cell's results again."""
     from pipeline.launch.cell import train_cell as run
 
     run(config.read_settings(config.CellSettings, settings), problems, base_policy, state, out, retrain)

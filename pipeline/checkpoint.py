@@ -31,7 +31,9 @@ class CellState:
 
     next_batch: the first rollout batch not yet trained on.  step_rows, eval_rows: the rows of steps.parquet and evals.parquet.
     published: version -> weights, every version still needed.  best: (score, version) of the best evaluation so far.
-    resumed_at: the optimizer steps at which a run continued from a checkpoint.  seconds: wall time by activity, over all attempts.
+    retained: "best" and "last" -> version, path and SHA-256 of the weights kept on disk.  examples: graded responses of the newest
+    evaluation.  resumed_at: the optimizer steps at which a run continued from a checkpoint.  revisions: the code of each attempt,
+    where it differs from the one before.  seconds: wall time by activity, over all attempts.
     """
 
     next_batch: int = 0
@@ -42,6 +44,7 @@ class CellState:
     retained: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: list[dict[str, Any]] = field(default_factory=list)
     resumed_at: list[int] = field(default_factory=list)
+    revisions: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -59,7 +62,7 @@ def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> N
         published.write(part / f"published_{version}.safetensors")
     write_rows(part / "steps.parquet", state.step_rows)
     write_rows(part / "evals.parquet", state.eval_rows)
-    names = ("next_batch", "best", "retained", "examples", "resumed_at", "seconds")
+    names = ("next_batch", "best", "retained", "examples", "resumed_at", "revisions", "seconds")
     content = {name: getattr(state, name) for name in names} | {"versions": sorted(state.published)}
     write_json(part / "cell.json", content | {"sha256": {path.name: sha256(path) for path in sorted(part.iterdir())}})
     shutil.rmtree(final, ignore_errors=True)
@@ -72,19 +75,25 @@ def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> N
 
 def prune_weights(keep: set[str]) -> None:
     """Remove the retained weights beside those in `keep`; an older checkpoint may still name the best of its time."""
-    for folder in {Path(path).parent for path in keep}:
+    kept = {Path(path).resolve() for path in keep}
+    for folder in {path.parent for path in kept}:
         for path in folder.glob("version_*.safetensors"):
-            if str(path) not in keep:
+            if path.resolve() not in kept:
                 path.unlink()
 
 
 def resume(folder: Path, trainer: PolicyTrainer) -> CellState | None:
-    """Restore the trainer and return the state of the newest whole checkpoint, or None where there is none."""
+    """Restore the trainer and return the state of the newest whole checkpoint, or None where there is none.
+
+    A damaged one is reported and set aside under another name, so that it is never taken for the newest again.
+    """
     for checkpoint in _checkpoints(folder):
         try:
             return _load(checkpoint, trainer)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             Console(stderr=True).print(f"checkpoint {checkpoint} is damaged and is not used: {error}")
+            shutil.rmtree(aside := checkpoint.with_name(f"damaged_{checkpoint.name}"), ignore_errors=True)
+            checkpoint.rename(aside)
     return None
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -27,7 +27,7 @@ class SettingsError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ProblemSettings(Section):
@@ -108,6 +108,11 @@ class LagSettings(Section):
     broadcast_interval: int = Field(gt=0)
     optimizer_steps_per_rollout: int = Field(gt=0)
 
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest lag in optimizer steps, the first rollout batch apart (closed form in rollout/schedule.py)."""
+        first = self.optimizer_steps_per_rollout if self.regime == "batchwise" else 0
+        return first, first + self.broadcast_interval * self.optimizer_steps_per_rollout - 1
+
 
 class ObjectiveSettings(Section):
     """The loss. A cell's copy holds None for what its method does not read, so that changing tis_cap reruns the TIS cells alone."""
@@ -143,7 +148,7 @@ class EvaluationSettings(Section):
     interval: int = Field(gt=0)
     num_samples: int = Field(gt=0)
     scoring_samples: int = Field(gt=0)
-    temperature: float | None
+    temperature: float | None = Field(gt=0)
     max_response_tokens: int = Field(gt=0)
 
 
@@ -173,12 +178,21 @@ class BasePolicySettings(Section):
     model: ModelSettings
     warm_start: WarmStartSettings
 
+    def buildable(self) -> BasePolicySettings:
+        """These settings, or a SettingsError where they name a model that cannot be fetched yet."""
+        if self.model.path is not None:
+            raise SettingsError(
+                f"model.path {self.model.path!r}: only policies built from the sizes under `model` can be prepared so far; "
+                "set model.path to null"
+            )
+        return self
+
 
 class Settings(Section):
     """Everything a run is told. `cell(...)` narrows it to what one cell reads."""
 
     preset: Literal["tiny", "rehearsal", "full"]
-    seeds: tuple[int, ...]
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     ablations: bool
     retrain: bool
     problems: ProblemSettings
@@ -197,6 +211,10 @@ class Settings(Section):
             for lag in group.lags:
                 if lag not in self.lags:
                     raise ValueError(f"cells.{name}: " + unknown("lag", lag, self.lags))
+        for name, lag in self.lags.items():
+            low, high = lag.range()
+            if name not in (str(high), f"{low}-{high}"):
+                raise ValueError(f"lags: {name!r} realises lags {low} to {high}; name it '{high}' or '{low}-{high}'")
         for cell in self.all_cells():
             self.cell(cell)
         return self
@@ -254,6 +272,11 @@ class CellSettings(Section):
         for name in {"quantile_alpha", "quantile_scope", "dppo_delta", "tis_cap"} - _unread(method):
             if getattr(self.objective, name) is None:
                 raise ValueError(f"objective.{name} is null, but {self.method} reads it; give it a value in config.yaml")
+        if self.evaluation.interval > self.trainer.steps:
+            raise ValueError(
+                f"evaluation.interval {self.evaluation.interval} exceeds trainer.steps {self.trainer.steps}: "
+                "the cell would never be evaluated; lower it"
+            )
         steps_per_rollout = self.schedule.optimizer_steps_per_rollout
         if self.trainer.steps % steps_per_rollout:
             raise ValueError(
@@ -263,9 +286,12 @@ class CellSettings(Section):
         return self
 
     def resolved_method(self) -> Method:
-        """The method with `objective.ratio_denominator` applied where it is set; refuses what cannot work."""
+        """The method with `objective.ratio_denominator` in place of the rollout log-probs; refuses what cannot work.
+
+        Methods that are written with the proximal policy (TIS, the uncorrected baselines) stay what they are.
+        """
         method = METHODS[self.method]
-        if self.objective.ratio_denominator is None:
+        if self.objective.ratio_denominator is None or method.denominator == "proximal":
             return method
         return dataclasses.replace(method, denominator=self.objective.ratio_denominator)
 

@@ -7,6 +7,7 @@
         every n batches: publish the weights; the engine loads them after what it was asked before
         every few steps: evaluate the engine's version, on the engine
 
+Batches that the same version samples may be requested in one call (rollout.generate_ahead); their lags are the same either way.
 Weights, versions and data order are a function of the settings alone: whether generation overlaps training, where the run was
 killed and how often it was resumed change nothing (with SGLang: nothing but the responses themselves).
 """
@@ -54,9 +55,10 @@ class CellRun:
         trainer: PolicyTrainer,
         state_folder: Path,
         report: Callable[[dict[str, Any], list[dict[str, Any]]], None],
+        revision: str = "unknown",
     ) -> None:
         self.settings, self.inputs, self.engine, self.trainer = settings, inputs, engine, trainer
-        self.folder, self.report = state_folder, report
+        self.folder, self.report, self.revision = state_folder, report, revision
         self.schedule = Schedule.of(settings)
         replay = settings.resolved_method().routing_replay
         self.collector = Collector(
@@ -74,6 +76,8 @@ class CellRun:
                 if schedule.asynchronous:
                     self.collector.submit(batch + 1)
                 self._request_evaluation()
+                self.collector.wait(batch)
+            with self._timed("grade"):
                 rollouts = self.collector.take(batch)
             self._train(rollouts)
             if schedule.publishes_after(batch):
@@ -85,12 +89,16 @@ class CellRun:
         self._request_evaluation()
         self._collect_evaluation()
         self._retain("last", state.newest.version)
+        self._count_time()
         return state
 
     def _start(self) -> CellState:
         """Resume from the newest checkpoint, or begin with the base weights as version 0. Either way the engine is loaded first."""
         resumed = checkpoint.resume(self.folder / "checkpoints", self.trainer)
         self.state = resumed or CellState(published={0: self.trainer.publish()})
+        if self.revision not in self.state.revisions[-1:]:
+            self.state.revisions.append(self.revision)
+        self.counted = time.perf_counter()
         for version in sorted(self.state.published):
             self.engine.load(self.state.published[version])
             if version == self.schedule.generating_version(self.state.next_batch):
@@ -104,7 +112,8 @@ class CellRun:
         with self._timed("train"):
             rows = zip(rollouts.parts(m), self.trainer.train_batch(rollouts, m, generating), strict=True)
             for position, (samples, row) in enumerate(rows):
-                step = rollouts.index * m + position
+                step = self.trainer.version - 1  # the version that this step trained, of which the lag is measured
+                assert step == rollouts.index * m + position, (step, rollouts.index, position)
                 published = self.state.newest.version
                 row |= sample_columns(samples, step, rollouts.group_size)
                 row |= {
@@ -167,7 +176,14 @@ class CellRun:
         m, interval = self.schedule.steps_per_batch, self.settings.trainer.checkpoint_interval
         step = self.state.next_batch * m
         if step // interval > (step - m) // interval or self.state.next_batch == self.schedule.num_batches:
+            self._count_time()
             checkpoint.save(self.folder / "checkpoints", step, self.state, self.trainer)
+
+    def _count_time(self) -> None:
+        """Add the wall time since the last count to the total, which a checkpoint carries on."""
+        now = time.perf_counter()
+        self.state.seconds["total"] = self.state.seconds.get("total", 0.0) + now - self.counted
+        self.counted = now
 
     @contextmanager
     def _timed(self, activity: str) -> Iterator[None]:

@@ -34,9 +34,8 @@ class Evaluation:
         evaluation, rollout = settings.evaluation, settings.rollout
         self.version, self.problems, self.tokenizer = version, problems, tokenizer
         self.num_samples = evaluation.num_samples if purpose == "evaluation" else evaluation.scoring_samples
-        sampling = SamplingSettings(
-            evaluation.temperature or rollout.temperature, evaluation.max_response_tokens, rollout.context_length
-        )
+        temperature = rollout.temperature if evaluation.temperature is None else evaluation.temperature
+        sampling = SamplingSettings(temperature, evaluation.max_response_tokens, rollout.context_length)
         requests = []
         for index, problem in enumerate(problems):
             prompt_ids = np.array(tokenizer.encode(problem.prompt), dtype=np.int32)

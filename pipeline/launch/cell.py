@@ -32,12 +32,11 @@ def train_cell(
 ) -> None:
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
-    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed. Finished state means
-    that the cell was forced to run again: it is set aside and training starts at step 0 - in preset full only with retrain=true,
-    otherwise the results are written again from it.
+    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed; from finished state
+    the results are written again, unless `retrain`: then it is set aside and training starts at step 0.
     """
     configure_cpu(settings.trainer.threads)
-    started = time.time()
+    started, revision = time.time(), git_revision()
     weights_file = base_policy / "model.safetensors"
     base, _, tokenizer = read_policy(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
@@ -46,20 +45,20 @@ def train_cell(
     )
     folder = state_root / identity
     with lease(state_root):
-        if _finished_before(folder / "finished", started) and (retrain or settings.preset != "full"):
+        if retrain and _finished_before(folder / "finished", started):
             os.replace(folder, _aside(folder))
         trainer = policy_trainer(settings, hf_state(base))
         engine = rollout_engine(settings, tokenizer)
         progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
         try:
-            state = CellRun(settings, inputs, engine, trainer, folder, progress).run()
+            state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
         finally:
             engine.close()
             progress.close()
         checkpoint.prune_weights({entry["path"] for entry in state.retained.values()})
         write_rows(results / "steps.parquet", state.step_rows)
         write_rows(results / "evals.parquet", state.eval_rows)
-        write_json(results / "run.json", run_record(settings, identity, state, time.time() - started))
+        write_json(results / "run.json", run_record(settings, identity, state))
         (folder / "finished").touch()
 
 
@@ -75,8 +74,11 @@ def _aside(folder: Path) -> Path:
     return aside
 
 
-def run_record(settings: CellSettings, identity: str, state: CellState, attempt_s: float) -> dict[str, Any]:
-    """The content of run.json: what was run, where, with what, how long it took, and what it kept."""
+def run_record(settings: CellSettings, identity: str, state: CellState) -> dict[str, Any]:
+    """The content of run.json: what was run, where, with what, how long it took, and what it kept.
+
+    wall_s counts every attempt, each up to its last checkpoint; cpu_s and peak_memory_bytes are those of the last attempt.
+    """
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "method": settings.method,
@@ -85,7 +87,7 @@ def run_record(settings: CellSettings, identity: str, state: CellState, attempt_
         "preset": settings.preset,
         "settings": settings.model_dump(),
         "fingerprint": identity,
-        "git_revision": git_revision(),
+        "git_revision": ", then ".join(state.revisions),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "hardware": {
             "machine": platform.machine(),
@@ -93,7 +95,7 @@ def run_record(settings: CellSettings, identity: str, state: CellState, attempt_
             "cores": os.cpu_count(),
             "system": platform.platform(),
         },
-        "wall_s": {"total": attempt_s, **state.seconds},
+        "wall_s": state.seconds,
         "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
         "peak_memory_bytes": 1024 * (own.ru_maxrss + children.ru_maxrss),
         "steps": len(state.step_rows),
@@ -104,13 +106,13 @@ def run_record(settings: CellSettings, identity: str, state: CellState, attempt_
     }
 
 
-def git_revision() -> str | None:
-    """The commit that is checked out, with "+changes" when tracked files differ from it; None outside a checkout."""
+def git_revision() -> str:
+    """The commit that is checked out, with "+changes" when tracked files differ from it; "unknown" outside a checkout."""
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         dirty = subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode != 0
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return "unknown"
     return commit + ("+changes" if dirty else "")
 
 

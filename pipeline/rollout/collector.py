@@ -65,14 +65,26 @@ class Collector:
         requests = [request for index in flight for request in self._requests(index)]
         self._flights[flight] = self.engine.generate(requests, self.sampling)
 
+    def wait(self, batch: int) -> None:
+        """Return once the engine has generated `batch`, which must have been submitted."""
+        self._flight_of(batch)[1].result()
+
+    def _flight_of(self, batch: int) -> tuple[range, Future[Generation]]:
+        return next((flight, future) for flight, future in self._flights.items() if batch in flight)
+
     def take(self, batch: int) -> RolloutBatch:
-        """Wait for `batch`, grade it and normalise its rewards within groups. Earlier flights are forgotten."""
+        """`batch`, graded, its rewards normalised within groups. Earlier flights are forgotten.
+
+        Raises ValueError when the engine was asked for routed experts and returned none.
+        """
         self._flights = {flight: future for flight, future in self._flights.items() if flight.stop > batch}
-        flight, future = next((flight, future) for flight, future in self._flights.items() if batch in flight)
+        flight, future = self._flight_of(batch)
         generation = future.result()
         size = self._num_prompts * self.settings.group_size
         first = (batch - flight.start) * size
         responses = generation.responses[first : first + size]
+        if self.sampling.return_routed_experts and any(response.routed_experts is None for response in responses):
+            raise ValueError("routing replay (R3) is on but the engine returned no routed experts")
         problems = [self.problems[index] for index in self._problem_indices(batch) for _ in range(self.settings.group_size)]
         outcomes: list[Outcome] = [grade_response(r, p, self.tokenizer) for r, p in zip(responses, problems, strict=True)]
         rewards = torch.tensor([float(outcome == "correct") for outcome in outcomes])

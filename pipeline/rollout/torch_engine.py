@@ -136,7 +136,7 @@ def _serve(connection: Connection, spec: EngineSpec) -> None:
     """The child's life: obey messages in order until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the trainer closes the pipe
     configure_cpu(spec.threads)
-    decoder = build_decoder(spec)
+    decoder, refused = build_decoder(spec), ""
     try:
         while True:
             kind, *content = connection.recv()
@@ -144,10 +144,13 @@ def _serve(connection: Connection, spec: EngineSpec) -> None:
                 return
             if kind == "load":
                 version, weights = content
-                decoder.load(version, safetensors.torch.load(weights))
+                try:
+                    decoder.load(version, safetensors.torch.load(weights))
+                except ValueError as error:  # a load has no answer of its own; the generations that follow carry the reason
+                    refused = str(error)
             else:
                 call, requests, sampling = content
-                connection.send((call, _generate(decoder, requests, sampling)))
+                connection.send((call, refused or _generate(decoder, requests, sampling)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer has closed the engine, or has died
 

@@ -43,7 +43,7 @@ def split(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
 def micro_batches(
     samples: Sequence[Sample], max_tokens: int, aggregation: Aggregation, routing_replay: bool, dtype: torch.dtype
 ) -> list[MicroBatch]:
-    """The micro-batches of one optimizer step. Raises ValueError when replay is on and a response carries no routed experts."""
+    """The micro-batches of one optimizer step."""
     lengths = torch.tensor([len(sample.response.response_ids) for sample in samples])
     weights = token_weights(aggregation, lengths, dtype=dtype)
     batches, first = [], 0
@@ -56,8 +56,6 @@ def micro_batches(
 def _micro_batch(samples: list[Sample], weights: Tensor, routing_replay: bool, dtype: torch.dtype) -> MicroBatch:
     responses = [sample.response for sample in samples]
     experts = [response.routed_experts for response in responses if response.routed_experts is not None]
-    if routing_replay and len(experts) < len(responses):
-        raise ValueError("routing replay (R3) is on but the engine returned no routed experts; it must be asked for them")
     lengths = torch.tensor([len(response.response_ids) for response in responses])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=dtype)
     return MicroBatch(

@@ -24,6 +24,7 @@ from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.objective.diagnostics import step_diagnostics
 from pipeline.objective.loss import TokenTerms, objective, staleness
+from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.trust_region import staleness_quantile
 from pipeline.policy.checkpoint import hf_state, load_hf_state
 from pipeline.policy.model import Policy
@@ -110,7 +111,14 @@ class TorchTrainer:
         return policy.response_logprobs(micro.packed, self.settings.rollout.temperature, experts).logprobs
 
     def _optimizer_step(self, step: list[MicroBatch]) -> dict[str, Any]:
-        """Accumulate the gradient over the micro-batches and apply it, unless a value is not finite: then the step is skipped."""
+        """Update the weights, unless a value is not finite anywhere on the way: then the step is skipped and recorded."""
+        try:
+            return self._update(step)
+        except NotANumberError:
+            return self._skipped(step, math.nan, [])
+
+    def _update(self, step: list[MicroBatch]) -> dict[str, Any]:
+        """Accumulate the gradient over the micro-batches and apply it. Raises NotANumberError where a log-prob is NaN."""
         options = self.settings.objective
         self._optimizer.zero_grad(set_to_none=True)
         quantile = self._step_quantile(step)
@@ -190,7 +198,6 @@ class TorchTrainer:
                 if saved is None or saved.shape != parameter.shape:
                     raise ValueError(f"checkpoint {path} has no fitting tensor policy.{name}; it belongs to another model")
                 parameter.copy_(saved)
-                moments = {key: tensors.get(f"adam.{key}.{name}") for key in _ADAM_STATE}
-                if version:  # before the first step Adam has no moments
-                    self._optimizer.state[parameter] = moments
+                if f"adam.step.{name}" in tensors:  # before the first step that was not skipped Adam has no state
+                    self._optimizer.state[parameter] = {key: tensors[f"adam.{key}.{name}"] for key in _ADAM_STATE}
         self.version = version

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
 from pipeline.launch.engines import rollout_engine
 from pipeline.loop import CellInputs, CellRun
+from pipeline.objective.diagnostics import DIAGNOSTICS
 from pipeline.objective.methods import METHODS
 from pipeline.problems.prepare import prepare, read_problems
-from pipeline.records import Problem, Response, RolloutBatch
+from pipeline.records import Problem, Request, Response, RolloutBatch
 from pipeline.rollout.collector import Collector, ProblemStream
+from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.schedule import Schedule
 from pipeline.rollout.torch_engine import EngineSpec, InlineTorchEngine
 from pipeline.trainer.torch_trainer import TorchTrainer
@@ -151,9 +155,9 @@ def test_overlap_changes_nothing(inputs, tmp_path):
 
 def test_evaluation_does_not_touch_training(inputs, tmp_path):
     often = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 1}), inputs, tmp_path / "often")
-    never = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 99}), inputs, tmp_path / "never")
-    assert never[0].state.eval_rows == [] and len(often[0].state.eval_rows) == 6 * 5 * 2
-    assert [r["mismatch"] for r in often[0].state.step_rows] == [r["mismatch"] for r in never[0].state.step_rows]
+    once = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 6}), inputs, tmp_path / "once")
+    assert len(once[0].state.eval_rows) == 5 * 2 and len(often[0].state.eval_rows) == 6 * 5 * 2
+    assert [r["mismatch"] for r in often[0].state.step_rows] == [r["mismatch"] for r in once[0].state.step_rows]
 
 
 def test_a_version_is_evaluated_once_and_then_repeated(inputs, tmp_path):
@@ -184,6 +188,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(inputs, tmp
     continued = run(settings, inputs, tmp_path / "killed")
     assert "step_000006 is damaged" in " ".join(capsys.readouterr().err.split())
     assert continued[0].state.resumed_at == [3]
+    assert (tmp_path / "killed" / "checkpoints" / "damaged_step_000006").is_dir()
     assert_equal_runs(whole, continued)
 
 
@@ -260,11 +265,56 @@ def test_a_step_that_is_not_finite_is_recorded_and_skipped(inputs):
     assert row["skipped"] and np.isnan(row["mismatch"])
 
 
-def test_replay_without_recorded_experts_is_refused(inputs):
-    settings = cell("grpo-r3", "1")
+@pytest.mark.parametrize(("method", "tokens"), [("sat-grpo", 60), ("sat-gspo-r3", 8192), ("grpo-tis", 8192), ("dppo", 60)])
+def test_not_a_number_from_the_engine_or_the_weights_skips_the_step(method, tokens, inputs, tmp_path):
+    settings = cell(method, "1", trainer={**SMALL["trainer"], "micro_batch_tokens": tokens})
+    batch = rollouts(settings, inputs)
+    first = batch.samples[0]
+    broken_logprobs = first.response.rollout_logprobs.copy()
+    broken_logprobs[0] = np.nan
+    response = dataclasses.replace(first.response, rollout_logprobs=broken_logprobs)
+    broken = dataclasses.replace(batch, samples=(dataclasses.replace(first, response=response), *batch.samples[1:]))
     trainer = TorchTrainer(settings, published(settings.model).weights)
+    (row,) = trainer.train_batch(broken, 1, published(settings.model))
+    assert row["skipped"] and np.isnan(row["mismatch"]) and set(DIAGNOSTICS) <= set(row)
+    trainer.save(tmp_path / "skipped.safetensors")  # Adam has taken no step yet; the run must go on after a restore all the same
+    restored = TorchTrainer(settings, published(settings.model).weights)
+    restored.restore(tmp_path / "skipped.safetensors")
+    (row,) = restored.train_batch(batch, 1, published(settings.model))
+    assert row["finite"] and restored.version == 2
+    restored._policy.head.data[0, 0] = float("nan")
+    (row,) = restored.train_batch(batch, 1, published(settings.model))
+    assert row["skipped"]
+
+
+def test_replay_without_recorded_experts_is_refused_on_arrival(inputs, monkeypatch):
+    def forgetful(self: InlineTorchEngine, requests: Sequence[Request], sampling: SamplingSettings) -> Future[Generation]:
+        return generate(self, requests, dataclasses.replace(sampling, return_routed_experts=False))
+
+    generate = InlineTorchEngine.generate
+    monkeypatch.setattr(InlineTorchEngine, "generate", forgetful)
     with pytest.raises(ValueError, match="returned no routed experts"):
-        next(trainer.train_batch(rollouts(settings, inputs, replay=False), 1, published(settings.model)))
+        rollouts(cell("grpo-r3", "1"), inputs)
+
+
+@pytest.mark.parametrize("damage", ["both trainers", "cell.json", "empty cell.json"])
+def test_damaged_checkpoints_never_come_back(damage, inputs, tmp_path):
+    """Newer damaged checkpoints must not displace the ones that a restarted run writes."""
+    settings = cell("grpo", "1", trainer={"steps": 9, "checkpoint_interval": 3})
+    whole = run(settings, inputs, tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(settings, inputs, tmp_path / "killed", 8)
+    for step in ("step_000003", "step_000006"):
+        folder = tmp_path / "killed" / "checkpoints" / step
+        if damage == "both trainers":
+            (folder / "trainer.safetensors").write_bytes(b"")
+        else:
+            (folder / "cell.json").write_text("{}" if damage.startswith("empty") else "{")
+    with pytest.raises(Killed):
+        run(settings, inputs, tmp_path / "killed", 5)
+    continued = run(settings, inputs, tmp_path / "killed")
+    assert continued[0].state.resumed_at == [3]
+    assert_equal_runs(whole, continued)
 
 
 def test_no_problems_are_refused(inputs):

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Cell, Layout
-from pipeline.config import CellSettings, Section, Settings, SettingsError, fingerprint, load_settings, read_settings
-from pipeline.dag import write_stage_settings
+from pipeline.config import (
+    BasePolicySettings,
+    CellSettings,
+    Section,
+    Settings,
+    SettingsError,
+    fingerprint,
+    load_settings,
+    read_settings,
+)
+from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.objective.methods import METHODS, TABLE_1, Method
 
 
@@ -43,6 +52,12 @@ def test_full_is_the_papers_run():
         ({"trainer": {"steps": 201}}, ["trainer.steps 201", "optimizer_steps_per_rollout 8"]),
         ({"model": {"num_key_value_heads": 3}}, ["num_attention_heads 4", "num_key_value_heads 3"]),
         ({"seeds": 0}, ["seeds: 0", "at least 1"]),
+        ({"seeds": []}, ["seeds", "at least 1 item"]),
+        ({"seeds": [-1]}, ["seeds.0", "greater than or equal to 0"]),
+        ({"evaluation": {"temperature": 0}}, ["evaluation.temperature", "greater than 0", "got 0"]),
+        ({"evaluation": {"interval": 300}}, ["evaluation.interval 300 exceeds trainer.steps 200", "lower it"]),
+        ({"objective": {"eps_high": float("inf")}}, ["objective.eps_high", "finite number"]),
+        ({"lags": {"8": {"broadcast_interval": 2}}}, ["'8' realises lags 1 to 2", "name it '2' or '1-2'"]),
     ],
 )
 def test_mistakes_are_refused_with_key_value_and_remedy(overrides, parts):
@@ -50,6 +65,21 @@ def test_mistakes_are_refused_with_key_value_and_remedy(overrides, parts):
         load_settings(overrides=overrides)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_base_model_that_cannot_be_fetched_is_refused():
+    with pytest.raises(SettingsError, match=r"model.path 'Qwen/Qwen3-30B-A3B-Base': only policies built from the sizes"):
+        settings = load_settings(overrides={"preset": "full"})
+        BasePolicySettings(model=settings.model, warm_start=settings.warm_start).buildable()
+
+
+def test_the_denominator_setting_replaces_the_rollout_policy_only():
+    settings = load_settings(overrides={"objective": {"ratio_denominator": "rollout_weights"}})
+    resolved = {name: settings.cell(Cell(name, "8", 0)).resolved_method().denominator for name in METHODS}
+    assert {name for name, denominator in resolved.items() if denominator == "proximal"} == {
+        name for name, method in METHODS.items() if method.denominator == "proximal"
+    }
+    assert all(resolved[name] == "rollout_weights" for name, method in METHODS.items() if method.denominator == "rollout")
 
 
 def test_unknown_cells_are_refused():
@@ -68,8 +98,8 @@ def test_contradictory_methods_are_refused():
 
 
 def test_the_command_line_wins_over_the_preset():
-    settings = load_settings(overrides={"trainer": {"steps": 8}, "seeds": [3, 5]})
-    assert settings.trainer.steps == 8 and settings.trainer.learning_rate == 6e-4 and settings.seeds == (3, 5)
+    settings = load_settings(overrides={"trainer": {"steps": 80}, "seeds": [3, 5]})
+    assert settings.trainer.steps == 80 and settings.trainer.learning_rate == 6e-4 and settings.seeds == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +117,22 @@ def test_a_methods_setting_touches_only_its_cells(override, touched):
     assert changed == touched
 
 
-def test_settings_files_change_only_with_their_content(tmp_path, monkeypatch):
+def test_settings_files_are_named_by_their_content_and_never_rewritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     repository = Path(__file__).parents[2]
     layout = Layout("tiny")
 
-    def written(**objective: float) -> dict[str, int]:
+    def written(**objective: float) -> dict[str, str]:
         settings = load_settings(repository / "config.yaml", {"objective": objective})
         write_stage_settings(settings, layout, settings.all_cells())
-        return {str(path.relative_to(layout.state)): path.stat().st_mtime_ns for path in layout.state.rglob("*.json")}
+        return {path.relative_to(layout.state).as_posix(): path.read_text() for path in layout.state.rglob("*-*.json")}
 
-    first, again, changed = written(), written(), written(dppo_delta=0.15)
-    assert first == again
-    moved = {name for name in first if first[name] != changed[name]}
-    assert moved == {"settings/run.json", "settings/cells/dppo/lag1/seed0.json", "settings/cells/dppo/lag8/seed0.json"}
-    cell = read_settings(CellSettings, layout.settings("cells/dppo/lag8/seed0"))
+    first, again, more = written(), written(), written(dppo_delta=0.15)
+    assert first == again and first.items() <= more.items()
+    added = {name.rsplit("-", 1)[0] for name in more.keys() - first.keys()}
+    assert added == {"settings/run", "settings/cells/dppo/lag1/seed0", "settings/cells/dppo/lag8/seed0"}
+    settings = load_settings(repository / "config.yaml", {"objective": {"dppo_delta": 0.15}})
+    cell = read_settings(CellSettings, Path(write_cell_settings(settings, layout, Cell("dppo", "8", 0))))
     assert cell.objective.dppo_delta == 0.15 and cell.objective.tis_cap is None
     assert fingerprint(cell) != fingerprint(cell, "other problems")
 

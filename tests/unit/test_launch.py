@@ -57,7 +57,11 @@ def running_cell(tmp_path, monkeypatch) -> Cell:
     """One cell of a two-cell run that reports from this very process."""
     monkeypatch.chdir(tmp_path)
     groups = {name: {"methods": [], "lags": []} for name in ("uncorrected", "stress")}
-    overrides = {"cells": {"table": {"methods": ["grpo", "gspo"], "lags": ["8"]}, **groups}, "trainer": {"steps": 8}}
+    overrides = {
+        "cells": {"table": {"methods": ["grpo", "gspo"], "lags": ["8"]}, **groups},
+        "trainer": {"steps": 8},
+        "evaluation": {"interval": 4},
+    }
     settings = load_settings(REPOSITORY / "config.yaml", overrides)
     write_stage_settings(settings, Layout("tiny"), settings.all_cells())
     cell = Cell("grpo", "8", 0)

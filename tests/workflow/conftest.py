@@ -32,7 +32,7 @@ class Workflow:
     """Runs snakemake in a scratch folder that holds the Snakefile, the settings and the package of this repository."""
 
     def __init__(self, folder: Path, settings: dict) -> None:
-        self.folder = folder
+        self.folder, self.environment_extra = folder, {}
         for name in ("Snakefile", "config.yaml"):
             shutil.copy(REPOSITORY / name, folder / name)
         (folder / "pipeline").symlink_to(REPOSITORY / "pipeline")
@@ -44,7 +44,7 @@ class Workflow:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        return {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", **self.environment_extra}
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(

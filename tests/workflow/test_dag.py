@@ -70,16 +70,24 @@ def test_a_methods_setting_reruns_only_its_cells(finished):
         more = finished.planned("--config", "seeds=2")
         assert more == {"train_cell": 3, "score_cell": 3, **ASSEMBLY}
     finally:
-        finished.planned()  # write the settings files back; their content, not their age, is what later tests rely on
-        finished.snakemake("--touch")
-    assert finished.planned() == {}
+        assert finished.planned() == {}  # planning other settings has left nothing behind that a plain run would take up
+
+
+def settings_of(workflow: Workflow, method: str = "grpo", lag: str = "1") -> Path:
+    """The settings file of a cell that has run: the one its fingerprinted state was made with."""
+    record = json.loads((workflow.folder / f"results/tiny/cells/{method}/lag{lag}/seed0/run.json").read_text())
+    return next(
+        path.relative_to(workflow.folder)
+        for path in (workflow.folder / f"state/tiny/settings/cells/{method}/lag{lag}").glob("seed0-*.json")
+        if json.loads(path.read_text()) == record["settings"]
+    )
 
 
 def train(workflow: Workflow, name: str, method: str = "grpo", lag: str = "1") -> tuple[list[str], Path, Path]:
     """The command that rule train_cell runs, writing to folders of its own."""
     out, state = workflow.folder / "own" / name, workflow.folder / "own" / f"{name}-state"
-    settings = f"state/tiny/settings/cells/{method}/lag{lag}/seed0.json"
-    command = [*workflow.command()[:2], "pipeline", "train-cell", "--settings", settings, "--problems", "results/tiny/problems"]
+    command = [*workflow.command()[:2], "pipeline", "train-cell", "--settings", str(settings_of(workflow, method, lag))]
+    command += ["--problems", "results/tiny/problems"]
     return [*command, "--base-policy", "results/tiny/base_policy", "--state", str(state), "--out", str(out)], out, state
 
 
@@ -134,19 +142,39 @@ def test_ctrl_c_says_that_the_same_command_continues_and_leaves_no_engine(finish
     assert run(finished, command).returncode == 0
 
 
-def test_a_finished_cell_that_is_forced_starts_over_and_keeps_the_old_state(finished):
+def test_finished_state_is_written_again_or_when_forced_set_aside(finished):
+    """A job that Snakemake lost track of costs nothing; a forced one starts at step 0 and keeps the old state."""
     command, out, state = train(finished, "forced")
     assert run(finished, command).returncode == 0
     first = json.loads((out / "run.json").read_text())
+    (out / "steps.parquet").unlink()
     time.sleep(0.01)
     assert run(finished, command).returncode == 0
-    second = json.loads((out / "run.json").read_text())
-    assert second["resumed_at"] == [] and second["fingerprint"] == first["fingerprint"]
-    assert second["retained_weights"]["last"]["sha256"] == first["retained_weights"]["last"]["sha256"]
-    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == [
-        first["fingerprint"],
-        first["fingerprint"] + ".replaced-1",
-    ]
+    again = json.loads((out / "run.json").read_text())
+    assert (
+        again["resumed_at"] == [8] and again["retained_weights"] == first["retained_weights"] and (out / "steps.parquet").exists()
+    )
+    assert [path.name for path in state.iterdir() if path.is_dir()] == [first["fingerprint"]]
+    finished.environment_extra["PIPELINE_RETRAIN"] = "1"
+    try:
+        assert run(finished, command).returncode == 0
+    finally:
+        finished.environment_extra.clear()
+    forced = json.loads((out / "run.json").read_text())
+    assert forced["resumed_at"] == [] and forced["fingerprint"] == first["fingerprint"]
+    assert forced["retained_weights"]["last"]["sha256"] == first["retained_weights"]["last"]["sha256"]
+    kept = sorted(path.name for path in state.iterdir() if path.is_dir())
+    assert kept == [first["fingerprint"], first["fingerprint"] + ".replaced-1"]
+
+
+def test_forcing_a_cell_retrains_it_and_asking_to_retrain_changes_no_plan(finished):
+    target = "results/tiny/cells/dppo/lag1/seed0/run.json"
+    finished.snakemake("--forcerun", "train_cell", "--", target)
+    record = json.loads((finished.folder / target).read_text())
+    state = finished.folder / "state/tiny/cells/dppo/lag1/seed0"
+    assert record["resumed_at"] == [] and (state / f"{record['fingerprint']}.replaced-1").is_dir()
+    finished.snakemake()
+    assert "train_cell" not in finished.planned("--config", "retrain=true")
 
 
 def test_a_full_disk_ends_in_an_error_and_the_next_run_continues(finished):
@@ -169,15 +197,16 @@ def test_a_full_disk_ends_in_an_error_and_the_next_run_continues(finished):
     [
         (lambda f: (f / "results/tiny/problems/train.parquet").write_bytes(b"PAR1 half"), "train.parquet"),
         (lambda f: (f / "results/tiny/base_policy/model.safetensors").write_bytes(b"\x10"), "model.safetensors"),
-        (lambda f: (f / "state/tiny/settings/cells/grpo/lag1/seed0.json").unlink(), "seed0.json does not exist"),
+        (lambda f: [p.unlink() for p in f.glob("state/tiny/settings/cells/grpo/lag1/*.json")], "json does not exist"),
     ],
 )
 def test_unreadable_inputs_are_named(finished, tmp_path, damage, message):
     shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
     copy = Workflow.__new__(Workflow)
-    copy.folder = tmp_path / "copy"
+    copy.folder, copy.environment_extra = tmp_path / "copy", {}
+    command = train(copy, "damaged")[0]
     damage(copy.folder)
-    failed = run(copy, train(copy, "damaged")[0])
+    failed = run(copy, command)
     assert failed.returncode == 1 and failed.stderr.startswith("error:") and message in failed.stderr
     assert "Traceback" not in failed.stderr
 
