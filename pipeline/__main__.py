@@ -28,7 +28,7 @@ def prepare(settings: SettingsFile, out: Out) -> None:
     """Make the training, evaluation and scoring problems and their manifest."""
     from pipeline.problems.prepare import prepare as run
 
-    run(config.read_settings(config.ProblemSettings, settings), out)
+    run(config.read_problem_settings(settings), out)
 
 
 @app.command()

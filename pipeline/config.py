@@ -38,6 +38,47 @@ class ProblemSettings(Section):
     scoring_count: int = Field(gt=0)
 
 
+class SourceSettings(Section):
+    """Where files come from: a local file or folder, or a repository of the hub at a revision."""
+
+    path: str
+    revision: str | None
+
+
+class DatasetSettings(SourceSettings):
+    form: Literal["dapo", "open_r1", "zhuzilin", "dolci"]
+    paper_count: int = Field(ge=0)
+
+
+class PublishedSettings(Section):
+    """How problems of kind dapo_dolci are made from what others published."""
+
+    dapo: DatasetSettings
+    dolci: DatasetSettings
+    aime24: SourceSettings | None
+    tokenizer: SourceSettings | None
+    instruction: Literal["answer_line", "boxed", "none"]
+    chat_template: bool
+    max_prompt_tokens: int | None = Field(gt=0)
+    duplicates_across_sources: Literal["drop", "keep"]
+    near_duplicate_threshold: float | None = Field(gt=0, le=1)
+    decontamination_threshold: float = Field(gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _has_tokenizer(self) -> PublishedSettings:
+        if self.tokenizer is None and (self.chat_template or self.max_prompt_tokens is not None):
+            raise ValueError(
+                "tokenizer is null, but chat_template or max_prompt_tokens needs it; name the policy's or turn both off"
+            )
+        return self
+
+
+class PublishedProblemSettings(ProblemSettings):
+    """What the stage prepare reads for problems.kind dapo_dolci; other kinds read ProblemSettings alone."""
+
+    published: PublishedSettings
+
+
 class ModelSettings(Section):
     path: str | None
     vocab_size: int = Field(gt=0)
@@ -196,6 +237,7 @@ class Settings(Section):
     ablations: bool
     retrain: bool
     problems: ProblemSettings
+    published: PublishedSettings
     model: ModelSettings
     warm_start: WarmStartSettings
     rollout: RolloutSettings
@@ -218,6 +260,29 @@ class Settings(Section):
         for cell in self.all_cells():
             self.cell(cell)
         return self
+
+    @model_validator(mode="after")
+    def _prompts_fit_the_policy(self) -> Settings:
+        published = self.published
+        if self.problems.kind != "dapo_dolci" or published.tokenizer is None:
+            return self
+        if published.tokenizer.path != self.model.path:
+            raise ValueError(
+                f"published.tokenizer.path {published.tokenizer.path!r} is not model.path {self.model.path!r}; make them equal"
+            )
+        room = self.rollout.context_length - self.rollout.max_response_tokens - 1
+        if (published.max_prompt_tokens or 0) > room:
+            raise ValueError(
+                f"published.max_prompt_tokens {published.max_prompt_tokens} exceeds the {room} that rollout.context_length leaves "
+                "beside rollout.max_response_tokens and one token; lower it or raise rollout.context_length"
+            )
+        return self
+
+    def problem_stage(self) -> ProblemSettings:
+        """What the stage prepare reads: `published` only where the kind of problems does."""
+        if self.problems.kind != "dapo_dolci":
+            return self.problems
+        return PublishedProblemSettings(**self.problems.model_dump(), published=self.published)
 
     def all_cells(self) -> list[Cell]:
         """The cells of this run, table rows first, without repeats."""
@@ -341,6 +406,12 @@ def read_settings(kind: type[S], path: Path) -> S:
         raise SettingsError(f"settings file {path} does not exist; run the stage through snakemake, which writes it") from error
     except json.JSONDecodeError as error:
         raise SettingsError(f"settings file {path} is damaged ({error}); delete it, snakemake writes it anew") from error
+
+
+def read_problem_settings(path: Path) -> ProblemSettings:
+    """Read the settings file of the stage prepare, whose shape follows its kind of problems."""
+    published = path.exists() and '"published"' in path.read_text(encoding="utf-8")
+    return read_settings(PublishedProblemSettings if published else ProblemSettings, path)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pipeline.config import BasePolicySettings, Section, Settings, fingerprint
 def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell]) -> dict[str, str]:
     """Write what each stage and each of `cells` reads; returns the path by stage."""
     stages: dict[str, Section] = {
-        "problems": settings.problems,
+        "problems": settings.problem_stage(),
         "base_policy": BasePolicySettings(model=settings.model, warm_start=settings.warm_start),
         "score_base": settings.cell(Cell("grpo", settings.cells.table.lags[0], settings.seeds[0])),
         "run": settings,

@@ -8,6 +8,7 @@ Hugging Face one: transformers.AutoTokenizer and other engines read it too.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pipeline.artifacts import atomic_path, read_json, write_json
+from pipeline.policy.chat import read_stop_tokens
 from pipeline.problems.arithmetic import NAMES, THINGS
+
+logger = logging.getLogger(__name__)
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PIECES = (
@@ -38,7 +42,7 @@ PIECES = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """encode and decode of one policy folder. eos_token_ids: every id that ends a response, as in generation_config.json."""
+    """encode and decode of one policy folder. eos_token_ids: every id that ends a response, whichever of its files names it."""
 
     backend: tokenizers.Tokenizer
     eos_token_ids: tuple[int, ...]
@@ -87,9 +91,11 @@ def build_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a policy folder; end and padding ids come from its generation_config.json."""
+    """Read the tokenizer of a policy folder. Where its files disagree on what ends a response, all of the ids do: see chat.py."""
     backend = tokenizers.Tokenizer.from_str(json.dumps(read_json(folder / "tokenizer.json")))
     config = read_json(folder / "generation_config.json")
-    end = config["eos_token_id"]
-    eos_token_ids = tuple(end) if isinstance(end, list) else (end,)
-    return Tokenizer(backend, eos_token_ids, config.get("pad_token_id", eos_token_ids[0]))
+    stop = read_stop_tokens(folder, backend)
+    if stop.conflicts:
+        logger.warning("%s: files disagree on what ends a response (%s); all of %s do", folder, "; ".join(stop.conflicts), stop.ids)
+    pad = config.get("pad_token_id")
+    return Tokenizer(backend, stop.ids, stop.ids[0] if pad is None else pad)

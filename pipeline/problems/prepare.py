@@ -1,24 +1,25 @@
-"""Problems on disk: settings in, three disjoint parquet files and a manifest out.
+"""Problems on disk: settings in, three parquet files and a manifest out.
 
-train.parquet feeds reinforcement learning, evaluation.parquet the curves, scoring.parquet the final scores. Prompts are unique, and
-those of evaluation and scoring appear nowhere else. manifest.json, written last, says how many problems each file holds, its
-sha256, what was dropped and why, and the settings.
+train.parquet feeds reinforcement learning, evaluation.parquet the curves, scoring.parquet the final scores. No prompt of evaluation
+or scoring is trained on; arithmetic problems are disjoint in all three files, the published ones score on AIME24 both times.
+manifest.json, written last, says how many problems each file holds, its sha256, what was dropped and why, and the settings.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import atomic_path, write_json
-from pipeline.config import ProblemSettings, SettingsError
+from pipeline.config import ProblemSettings, PublishedProblemSettings, SettingsError
 from pipeline.problems import arithmetic
 from pipeline.records import Problem
 
@@ -26,18 +27,27 @@ SPLITS = ("evaluation", "scoring", "train")  # in the order in which they take t
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "source", "prompt", "answer")])
 MAX_CONSECUTIVE_DROPS = 10_000
 
-SplitsAndDrops = tuple[dict[str, list[Problem]], dict[str, dict[str, int]]]
+
+@dataclass(frozen=True)
+class Prepared:
+    """The problems of each split, drops[split][reason], and what else the manifest says."""
+
+    splits: Mapping[str, list[Problem]]
+    drops: Mapping[str, Mapping[str, int]]
+    details: Mapping[str, Any]
 
 
 def prepare(settings: ProblemSettings, directory: Path) -> None:
     """Write <split>.parquet for train, evaluation and scoring, then manifest.json, below `directory`, each file atomically."""
-    splits, drops = KINDS[settings.kind](settings)
+    prepared = KINDS[settings.kind](settings)
     files = {}
     for split in SPLITS:
         path = directory / f"{split}.parquet"
-        _write_problems(path, splits[split])
-        files[split] = {"count": len(splits[split]), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "drops": drops[split]}
-    write_json(directory / "manifest.json", {"settings": settings.model_dump(), "files": files})
+        problems = prepared.splits[split]
+        _write_problems(path, problems)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files[split] = {"count": len(problems), "sha256": digest, "drops": prepared.drops[split]}
+    write_json(directory / "manifest.json", {"settings": settings.model_dump(), "files": files, **prepared.details})
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -67,7 +77,7 @@ def _write_problems(path: Path, problems: list[Problem]) -> None:
         pq.write_table(pa.Table.from_pylist([asdict(problem) for problem in problems], schema=SCHEMA), temporary)
 
 
-def _arithmetic(settings: ProblemSettings) -> SplitsAndDrops:
+def _arithmetic(settings: ProblemSettings) -> Prepared:
     """Each split draws from its own stream, so that changing one count leaves the earlier splits as they are."""
     counts = {"evaluation": settings.evaluation_count, "scoring": settings.scoring_count, "train": settings.train_count}
     taken: dict[str, str] = {}  # prompt -> the split that has it
@@ -78,7 +88,7 @@ def _arithmetic(settings: ProblemSettings) -> SplitsAndDrops:
         stream = _fresh_problems(Random(f"{settings.seed}/{split}"), split, taken, dropped)
         splits[split] = [replace(next(stream), id=f"{split}-{index}") for index in range(counts[split])]
         drops[split] = dict(dropped)
-    return splits, drops
+    return Prepared(splits, drops, details={})
 
 
 def _fresh_problems(rng: Random, split: str, taken: dict[str, str], dropped: Counter[str]) -> Iterator[Problem]:
@@ -100,10 +110,17 @@ def _fresh_problems(rng: Random, split: str, taken: dict[str, str], dropped: Cou
             )
 
 
-def _dapo_dolci(settings: ProblemSettings) -> SplitsAndDrops:
-    raise SettingsError(
-        f"problems.kind: {settings.kind!r} cannot be prepared yet; set problems.kind to 'arithmetic' (preset tiny does)"
-    )
+def _dapo_dolci(settings: ProblemSettings) -> Prepared:
+    """DAPO-Math-17k and Dolci-RL-Zero-Math-7B to train on, AIME24 to evaluate; see published.py."""
+    from pipeline.problems.published import published_problems
+
+    if not isinstance(settings, PublishedProblemSettings):
+        raise SettingsError(
+            "problems.kind 'dapo_dolci' reads the section `published`, which these settings lack; run it through snakemake"
+        )
+    splits, details = published_problems(settings)
+    drops = {"train": details["counts"]["train"]["reasons"], "evaluation": {}, "scoring": {}}
+    return Prepared(splits, drops, details)
 
 
 KINDS = {"arithmetic": _arithmetic, "dapo_dolci": _dapo_dolci}

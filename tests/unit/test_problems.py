@@ -114,8 +114,8 @@ def test_asking_for_more_problems_than_exist_is_a_clear_error(tmp_path: Path) ->
     assert not (tmp_path / "manifest.json").exists()
 
 
-def test_the_papers_problems_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"problems.kind: 'dapo_dolci' .* set problems.kind to 'arithmetic'"):
+def test_the_papers_problems_need_their_section(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"problems.kind 'dapo_dolci' reads the section `published`"):
         prepare(SETTINGS.model_copy(update={"kind": "dapo_dolci"}), tmp_path)
 
 
