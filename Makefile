@@ -63,6 +63,7 @@ bench: setup
 	$(BENCH) benchmarks/engines.py
 	$(BENCH) benchmarks/trl_updates.py
 	$(BENCH) -m benchmarks.graders
+	$(BENCH) -m benchmarks.prepare_full_size
 
 # make lint        ruff and pyright
 lint: $(VENV)/.ready-test
