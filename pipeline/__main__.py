@@ -147,6 +147,19 @@ def grade(
     grade_file(file, policy)
 
 
+@app.command()
+def protocols(
+    folder: Annotated[Path, typer.Argument(help="Results folder of a cell (evals.parquet, scores.parquet) or the base policy.")],
+    protocol: Annotated[list[str], typer.Option(help="avg@8, 4xavg@16 (mean of four runs of 16), pass@8; repeatable.")] = [],  # noqa: B006
+) -> None:
+    """Recompute evaluation protocols from a cell's per-sample rows, by both grading policies."""
+    from pipeline.evaluation.protocols import Protocol
+    from pipeline.evaluation.summary import as_lines, summarise_folder
+
+    for line in as_lines(summarise_folder(folder, [Protocol.parse(name) for name in protocol])):
+        print(line)
+
+
 def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
     run = config.read_settings(config.Settings, settings)
     return run, Layout(run.preset)

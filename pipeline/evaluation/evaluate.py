@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import CellSettings
+from pipeline.evaluation.rows import sample_row
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.records import Problem, Request, SamplingKey
 from pipeline.rollout.collector import grade_response
@@ -44,24 +45,23 @@ class Evaluation:
         self._future: Future[Generation] = engine.generate(requests, sampling)
 
     def rows(self) -> list[dict[str, Any]]:
-        """policy_version, problem_id, sample, correct, outcome, finish_reason, length - in order of problem and sample."""
+        """One row per response (see `sample_row`), in order of problem and sample."""
         rows = []
         for position, response in enumerate(self._future.result().responses):
             problem = self.problems[position // self.num_samples]
             versions = set(response.policy_version.tolist())
             if versions != {self.version}:
                 raise ValueError(f"an evaluation of version {self.version} got tokens of versions {sorted(versions)}")
-            outcome = grade_response(response, problem, self.tokenizer)
             rows.append(
-                {
-                    "policy_version": self.version,
-                    "problem_id": problem.id,
-                    "sample": position % self.num_samples,
-                    "correct": outcome == "correct",
-                    "outcome": outcome,
-                    "finish_reason": response.finish_reason,
-                    "length": len(response.response_ids),
-                }
+                sample_row(
+                    self.version,
+                    problem.id,
+                    position % self.num_samples,
+                    self.tokenizer.decode(response.response_ids),
+                    problem.answer,
+                    response.finish_reason,
+                    len(response.response_ids),
+                )
             )
         return rows
 

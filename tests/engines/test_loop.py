@@ -18,6 +18,7 @@ from pipeline import checkpoint
 from pipeline.artifacts import Cell
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
+from pipeline.grading.grade import Grade
 from pipeline.launch.engines import rollout_engine
 from pipeline.loop import CellInputs, CellRun
 from pipeline.objective.diagnostics import DIAGNOSTICS
@@ -59,8 +60,16 @@ def rewards_vary(monkeypatch):
     def parity(response: Response, *_: object) -> str:
         return "correct" if int(response.response_ids.sum()) % 2 else "incorrect"
 
+    def parity_of_text(text: str, *_: object, **__: object) -> dict[str, Grade]:
+        odd = len(text) % 2
+        return {
+            "primemath": Grade("correct" if odd else "incorrect", text, "parity", 0.0),
+            "strict": Grade("correct" if odd and len(text) % 3 else "incorrect", text, "parity", 0.0),
+        }
+
     for module in ("pipeline.rollout.collector", "pipeline.evaluation.evaluate"):
         monkeypatch.setattr(f"{module}.grade_response", parity)
+    monkeypatch.setattr("pipeline.evaluation.rows.grade_both", parity_of_text)
 
 
 class Killed(Exception):

@@ -1,0 +1,148 @@
+"""Evaluation protocols from per-sample rows: exact values, exact k, one version, no missing sample; and the summary of a folder."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.checkpoint import write_rows
+from pipeline.evaluation.estimators import avg_at_k, pass_at_k
+from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.rows import sample_row
+from pipeline.evaluation.summary import as_lines, summarise, summarise_folder
+
+
+def rows_of(outcomes: np.ndarray, version: int = 40) -> list[dict[str, Any]]:
+    """Rows in shuffled order of 0/1 outcomes [problems, samples]."""
+    rows = [
+        {
+            "policy_version": version,
+            "problem_id": f"p{problem:02d}",
+            "sample": sample,
+            "correct": bool(outcomes[problem, sample]),
+            "outcome": "correct" if outcomes[problem, sample] else "no_answer",
+            "finish_reason": "stop" if outcomes[problem, sample] else "length",
+        }
+        for problem, sample in np.ndindex(*outcomes.shape)
+    ]
+    np.random.default_rng(0).shuffle(rows)  # type: ignore[arg-type]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return rng.random((30, 64)) < rng.beta(0.3, 0.5, size=(30, 1))
+
+
+@pytest.mark.parametrize(("name", "samples"), [("avg@8", 8), ("avg@16", 16), ("4xavg@16", 64), ("2xavg@8", 16), ("avg@1", 1)])
+def test_avg_is_exact_over_the_first_samples_and_a_multiple_of_one_over_30_k(name, samples, outcomes):
+    value = evaluate_protocol(rows_of(outcomes), Protocol.parse(name))
+    assert value == Fraction(int(outcomes[:, :samples].sum()), 30 * samples)
+    assert (30 * samples) % value.denominator == 0
+    assert float(value) == pytest.approx(avg_at_k(outcomes[:, :samples]), abs=1e-15)
+
+
+def test_mean_of_four_runs_is_the_mean_of_the_four_values(outcomes):
+    runs = [evaluate_protocol(rows_of(outcomes[:, 16 * run : 16 * run + 16]), Protocol("avg", 16)) for run in range(4)]
+    assert len(set(runs)) > 1
+    assert evaluate_protocol(rows_of(outcomes), Protocol("avg", 16, runs=4)) == sum(runs) / 4
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(outcomes):
+    few = outcomes[:6, :7]
+    for k in range(1, 8):
+        hits = [
+            Fraction(sum(any(row[list(s)]) for s in combinations(range(7), k)), len(list(combinations(range(7), k)))) for row in few
+        ]
+        assert evaluate_protocol(rows_of(few), Protocol("pass", k)) == sum(hits) / 6
+        assert pass_at_k(few, k) == pytest.approx(float(sum(hits) / 6), abs=1e-12)
+    assert evaluate_protocol(rows_of(few), Protocol("pass", 1)) == evaluate_protocol(rows_of(few), Protocol("avg", 7))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=6), st.integers(1, 5))
+def test_pass_grows_with_k_and_avg_does_not_read_beyond_k(table, k):
+    rows = rows_of(np.array(table))
+    assert evaluate_protocol(rows, Protocol("pass", k)) >= evaluate_protocol(rows, Protocol("pass", 1))
+    kept = [row for row in rows if row["sample"] < k]
+    assert evaluate_protocol(kept, Protocol("avg", k)) == evaluate_protocol(rows, Protocol("avg", k))
+
+
+def test_the_papers_base_value_is_45_of_480():
+    outcomes = np.zeros((30, 16), dtype=bool)
+    outcomes.flat[:45] = True
+    assert evaluate_protocol(rows_of(outcomes), Protocol("avg", 16)) == Fraction(45, 480)
+
+
+@pytest.mark.parametrize("protocol", ["avg@8", "4xavg@2", "pass@2"])
+def test_a_missing_sample_is_an_error_that_names_it(protocol, outcomes):
+    rows = [row for row in rows_of(outcomes[:, :8]) if (row["problem_id"], row["sample"]) != ("p07", 5)]
+    with pytest.raises(ValueError, match=r"problem p07 has 7 and lacks sample 5"):
+        evaluate_protocol(rows, Protocol.parse(protocol))
+
+
+def test_what_is_not_one_whole_evaluation_is_refused(outcomes):
+    rows = rows_of(outcomes[:, :8])
+    with pytest.raises(ValueError, match=r"avg@16 needs samples 0..15"):
+        evaluate_protocol(rows, Protocol("avg", 16))
+    with pytest.raises(ValueError, match="twice"):
+        evaluate_protocol([*rows, rows[0]], Protocol("avg", 8))
+    with pytest.raises(ValueError, match=r"policy versions \[40, 41\]"):
+        evaluate_protocol([*rows[1:], {**rows[0], "policy_version": 41}], Protocol("avg", 8))
+    with pytest.raises(ValueError, match=r"without a sample: \['p30'\]"):
+        evaluate_protocol(rows, Protocol("avg", 8), problems=[f"p{i:02d}" for i in range(31)])
+    with pytest.raises(ValueError, match="no rows"):
+        evaluate_protocol([], Protocol("avg", 8))
+
+
+@pytest.mark.parametrize("name", ["avg", "avg@0", "4xpass@8", "mean@8", "avg@8x4", "0xavg@8"])
+def test_an_unknown_protocol_is_refused(name):
+    with pytest.raises(ValueError, match="unknown protocol"):
+        Protocol.parse(name)
+
+
+@pytest.mark.parametrize("name", ["avg@8", "4xavg@16", "pass@8"])
+def test_a_protocol_prints_as_it_is_written(name):
+    assert str(Protocol.parse(name)) == name
+
+
+def test_a_row_says_where_the_strict_policy_disagrees():
+    """primemath accepts an answer a hundred times too large, strict does not; a cut-off response needs a box for either."""
+    scaled = sample_row(40, "p", 0, "so \\boxed{20400}", "204", "stop", 9)
+    assert (scaled["correct"], scaled["correct_strict"], scaled["outcome"]) == (True, False, "correct")
+    plain = sample_row(40, "p", 1, "so \\boxed{204}", "204", "stop", 9)
+    assert (plain["correct"], plain["correct_strict"]) == (True, True)
+    cut = sample_row(40, "p", 2, "the answer is 204", "204", "length", 9)
+    assert (cut["correct"], cut["correct_strict"], cut["outcome"]) == (False, False, "no_answer")
+    summary = summarise("x", [scaled, plain, cut])
+    assert summary.disagreements == 1 and summary.no_answer == summary.truncated == Fraction(1, 3)
+    assert summary.primemath["avg@3"] == Fraction(2, 3) and summary.strict["avg@3"] == Fraction(1, 3)
+
+
+def test_summary_of_a_cells_folder(tmp_path: Path, outcomes):
+    curve = [row | {"step": step, "repeated": step > 4} for step in (4, 9) for row in rows_of(outcomes[:, :16], version=0)]
+    scores = [row | {"checkpoint": "best", "correct_strict": False} for row in rows_of(outcomes[:, :16], version=40)]
+    write_rows(tmp_path / "evals.parquet", curve)
+    write_rows(tmp_path / "scores.parquet", scores)
+    first, best = summarise_folder(tmp_path, [])
+    assert (first.name, best.name, best.policy_version) == ("evals step 4", "scores checkpoint best", 40)
+    assert first.primemath["avg@8"] == Fraction(int(outcomes[:, :8].sum()), 240)
+    assert first.disagreements is None and best.disagreements == int(outcomes[:, :16].sum())
+    lines = as_lines([first, best])
+    assert "strict not recorded" in lines[0] and f"differ on {best.disagreements}" in lines[1]
+
+
+def test_a_folder_with_a_partial_evaluation_is_refused(tmp_path: Path, outcomes):
+    whole = [row | {"step": 4} for row in rows_of(outcomes[:, :4])]
+    write_rows(tmp_path / "evals.parquet", whole + [row | {"step": 9} for row in whole if row["problem_id"] != "p03"])
+    with pytest.raises(ValueError, match=r"without a sample: \['p03'\]"):
+        summarise_folder(tmp_path, [])
+    with pytest.raises(ValueError, match="holds neither"):
+        summarise_folder(tmp_path / "none", [])
