@@ -11,7 +11,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce ablations report reference watch test lint bench clean
+.PHONY: help setup reproduce ablations report reference watch test test-lm-eval lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -54,6 +54,16 @@ watch: setup
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
+
+# make test-lm-eval   the lm-eval task, by lm-eval itself in an environment of its own
+LM_EVAL = .venv-lm-eval
+test-lm-eval: $(LM_EVAL)/.ready
+	$(LM_EVAL)/bin/python -m pytest tests/lm_eval
+
+$(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
+	$(PYTHON) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/pip install --quiet --disable-pip-version-check -r envs/lm-eval.txt
+	touch $@
 
 # make bench       our engines and loss beside transformers, TRL and other graders (ratios, printed)
 BENCH = .venv-bench/bin/python

@@ -90,6 +90,7 @@ def _samples(of: Mapping[int, bool], problem: str, count: int, protocol: Protoco
     missing = [sample for sample in range(count) if sample not in of]
     if missing:
         raise ValueError(
-            f"{protocol} needs samples 0..{count - 1} of every problem; problem {problem} has {len(of)} and lacks sample {missing[0]}"
+            f"{protocol} needs samples 0..{count - 1} of every problem; "
+            f"problem {problem} has {len(of)} and lacks sample {missing[0]}"
         )
     return [of[sample] for sample in range(count)]

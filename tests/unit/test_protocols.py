@@ -59,9 +59,8 @@ def test_mean_of_four_runs_is_the_mean_of_the_four_values(outcomes):
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(outcomes):
     few = outcomes[:6, :7]
     for k in range(1, 8):
-        hits = [
-            Fraction(sum(any(row[list(s)]) for s in combinations(range(7), k)), len(list(combinations(range(7), k)))) for row in few
-        ]
+        subsets = [list(subset) for subset in combinations(range(7), k)]
+        hits = [Fraction(sum(any(row[subset]) for subset in subsets), len(subsets)) for row in few]
         assert evaluate_protocol(rows_of(few), Protocol("pass", k)) == sum(hits) / 6
         assert pass_at_k(few, k) == pytest.approx(float(sum(hits) / 6), abs=1e-12)
     assert evaluate_protocol(rows_of(few), Protocol("pass", 1)) == evaluate_protocol(rows_of(few), Protocol("avg", 7))
