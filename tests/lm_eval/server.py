@@ -32,7 +32,7 @@ class Server:
 
 @contextmanager
 def serve(reply: Callable[[str, int], Reply]) -> Iterator[Server]:
-    """Answer request number `count` (from 0) for a prompt with `reply(prompt, count)`. Stop strings cut the text, as SGLang does."""
+    """Answer request number `count` (from 0) for a prompt with `reply(prompt, count)`, cut at stop strings as SGLang does."""
     state, lock, seen = Server(), threading.Lock(), Counter[str]()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The lm-eval task run by lm-eval against a server that speaks SGLang's protocol: same responses, same numbers as our evaluation."""
+"""The task run by lm-eval against a server that speaks SGLang's protocol: on the same responses, the numbers of our evaluation."""
 
 from __future__ import annotations
 
@@ -31,10 +31,18 @@ from tests.lm_eval.server import Reply, Server, serve
 
 VERSION, K = 540, 16
 ROOT = Path(__file__).resolve().parents[2]
-PROBLEMS = [
-    Problem(f"2024-{i}", "aime24", f"<|im_start|>user\nHow many {i}? Question: and {{{{{i}}}}}?\n<|im_end|>\n", str(7 * i % 1000))
-    for i in range(30)
-]
+AIME24 = ROOT / "pipeline" / "problems" / "aime24.jsonl"
+
+
+def problems() -> list[Problem]:
+    """The repository's AIME24 where it is there, else 30 problems of its format; as prepared problems, in chat markup."""
+    made_up = [json.dumps({"id": f"2024-{i}", "problem": f"How many {{{i}}}?", "answer": str(7 * i % 1000)}) for i in range(30)]
+    rows = map(json.loads, AIME24.read_text(encoding="utf-8").splitlines() if AIME24.exists() else made_up)
+    markup = "<|im_start|>user\n{}\nQuestion: {{{{x}}}}?<|im_end|>\n<|im_start|>assistant\n"
+    return [Problem(row["id"], "aime24", markup.format(row["problem"]), row["answer"]) for row in rows]
+
+
+PROBLEMS = problems()
 ANSWERS = {problem.prompt: int(problem.answer) for problem in PROBLEMS}
 
 # kinds of response: text, how it ended
@@ -166,7 +174,7 @@ def test_numbers_are_those_of_our_own_protocols(outcome):
 
 
 def test_numbers_are_the_known_shares_of_the_responses(outcome):
-    """Counted from what the server said: zero padding, fractions, Answer: lines and "Question:" are right; x100 for primemath only."""
+    """Counted from what the server said: zero padding, fractions, "Answer:", "Question:" are right, x100 for primemath only."""
     right = {0, 1, 3, 4, 6, 8, 11}
     kinds = [(int(p.answer), (int(p.answer) * 5 + n * (1 + int(p.answer) % 3)) % len(KINDS)) for p in PROBLEMS for n in range(K)]
     # 100 x 0 is 0
@@ -215,9 +223,11 @@ def test_the_task_directory_alone_puts_problems_into_the_template(jsonl):
 
 
 def test_a_weight_update_in_between_is_an_error(jsonl):
-    with serve(lambda prompt, count: Reply("\\boxed{1}", "stop", 4, "8" if count > 12 else "7")) as server:
-        with pytest.raises(ValueError, match=r"policy versions \[7, 8\]"):
-            simple_evaluate(server, jsonl, limit=2)
+    def updated(prompt: str, count: int) -> Reply:
+        return Reply("\\boxed{1}", "stop", 4, "8" if count > 12 else "7")
+
+    with serve(updated) as server, pytest.raises(ValueError, match=r"policy versions \[7, 8\]"):
+        simple_evaluate(server, jsonl, limit=2)
 
 
 def test_an_aborted_response_is_asked_for_again(jsonl):
@@ -227,6 +237,8 @@ def test_an_aborted_response_is_asked_for_again(jsonl):
 
 
 def test_weights_without_a_version_are_refused(jsonl):
-    with serve(lambda prompt, count: Reply("\\boxed{1}", "stop", 4, "default")) as server:
-        with pytest.raises(ValueError, match="'default', not a policy version"):
-            simple_evaluate(server, jsonl, limit=1)
+    def unnumbered(prompt: str, count: int) -> Reply:
+        return Reply("\\boxed{1}", "stop", 4, "default")
+
+    with serve(unnumbered) as server, pytest.raises(ValueError, match="'default', not a policy version"):
+        simple_evaluate(server, jsonl, limit=1)

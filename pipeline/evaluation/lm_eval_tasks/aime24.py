@@ -29,7 +29,7 @@ def load_problems(problems: str, prompt_template: str, **_: Any) -> dict[str, An
     """The split "test" with id, prompt and answer. `problems`: a parquet file written by `prepare`, whose prompts are taken as they
     are, or JSON lines with id, problem and answer, whose problems are put into `prompt_template`.
     """
-    import datasets
+    import datasets  # pyright: ignore[reportMissingImports]
 
     keep_meta_info()
     path = Path(problems)
