@@ -184,13 +184,13 @@ def test_numbers_are_the_known_shares_of_the_responses(outcome):
     assert evaluate_protocol(rows(outcome), Protocol("avg", K)) == Fraction(strict + scaled, 30 * K)
 
 
-def simple_evaluate(server: Server, problems: Path, limit: int) -> dict[str, Any]:
+def simple_evaluate(server: Server, problems: Path, limit: int, num_concurrent: int = 4) -> dict[str, Any]:
     arguments = {
         "model": "x",
         "base_url": f"{server.url}/generate",
         "tokenizer_backend": None,
         "tokenized_requests": False,
-        "num_concurrent": 4,
+        "num_concurrent": num_concurrent,
         "max_retries": 2,
     }
     manager = TaskManager(
@@ -241,4 +241,4 @@ def test_weights_without_a_version_are_refused(jsonl):
         return Reply("\\boxed{1}", "stop", 4, "default")
 
     with serve(unnumbered) as server, pytest.raises(ValueError, match="'default', not a policy version"):
-        simple_evaluate(server, jsonl, limit=1)
+        simple_evaluate(server, jsonl, limit=1, num_concurrent=1)  # one request at a time: no task is left with its exception
