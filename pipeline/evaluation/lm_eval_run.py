@@ -73,7 +73,7 @@ class LmEvalRun:
             problems=problems,
             out=out,
             num_samples=evaluation.scoring_samples,
-            temperature=evaluation.temperature or rollout.temperature,
+            temperature=rollout.temperature if evaluation.temperature is None else evaluation.temperature,
             max_response_tokens=min(evaluation.max_response_tokens, room),
             stop_token_ids=stop_token_ids,
             num_concurrent=num_concurrent,
