@@ -153,11 +153,11 @@ def test_a_run_without_any_cell_gives_a_table_of_missing_ones(tmp_path, run, mon
 def test_other_settings_are_named(run):
     path = run.layout.cell(Cell("grpo", "1", 0)) / "run.json"
     text = path.read_text()
-    path.write_text(text.replace('"learning_rate": 0.0003', '"learning_rate": 0.0006'))
+    path.write_text(text.replace('"learning_rate": 0.0006', '"learning_rate": 0.0003'))
     gaps = [gap for gap in read_results(run.layout, run.settings).gaps if gap.kind == "settings"]
     path.write_text(text)
     assert [(gap.cell, gap.reason) for gap in gaps] == [
-        ("grpo/lag1/seed0", "made with other settings: trainer.learning_rate 0.0006, now 0.0003")
+        ("grpo/lag1/seed0", "made with other settings: trainer.learning_rate 0.0003, now 0.0006")
     ]
 
 
