@@ -69,7 +69,7 @@ $(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
 BENCH = .venv-bench/bin/python
 bench: setup
 	test -x $(BENCH) || ($(PYTHON) -m venv .venv-bench && .venv-bench/bin/pip install --quiet -r envs/bench.txt)
-	MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_MMAP_THRESHOLD_=1000000000 $(BENCH) benchmarks/sat_cost.py
+	MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_MMAP_THRESHOLD_=1000000000 $(BENCH) -m benchmarks.sat_cost
 	$(BENCH) benchmarks/engines.py
 	$(BENCH) benchmarks/trl_updates.py
 	$(BENCH) -m benchmarks.graders

@@ -11,10 +11,6 @@ settings = load_settings(overrides=config)
 paths = Layout(settings.preset)
 cells = settings.all_cells()
 stage = write_stage_settings(settings, paths, cells)
-if workflow.is_main_process:
-    # A forced cell starts over; in preset full only with retrain=true. Not a param: that would make Snakemake rerun finished cells.
-    forced = bool(workflow.dag_settings.forceall or workflow.dag_settings.forcerun or workflow.dag_settings.forcetargets)
-    os.environ["PIPELINE_RETRAIN"] = "1" if forced and (settings.retrain or settings.preset != "full") else ""
 
 pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
@@ -22,6 +18,13 @@ REFERENCE = expand("results/reference/{name}", name=["table1.csv", "curves.csv",
 FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
 RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
 SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
+
+
+onstart:
+    # A forced cell starts over; in preset full only with retrain=true. Not a param: that would make Snakemake rerun finished cells.
+    dag = workflow.dag_settings
+    forced = bool(dag.forceall or dag.forcerun or dag.forcetargets)
+    os.environ["PIPELINE_RETRAIN"] = "1" if forced and (settings.retrain or settings.preset != "full") else ""
 
 
 wildcard_constraints:

@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so that --help and the light st
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -180,6 +181,7 @@ def main() -> None:
     """Run a command; a user's error ends in one line that says what to do (PIPELINE_TRACEBACK=1 shows where it came from)."""
     from pipeline.launch.errors import USER_ERRORS
 
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         app()
     except USER_ERRORS as error:
@@ -187,9 +189,11 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
+
+
+def _interrupted(*_: object) -> None:
+    print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
+    sys.exit(130)  # unwinds the stack, so that engines are closed
 
 
 if __name__ == "__main__":
