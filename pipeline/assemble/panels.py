@@ -22,11 +22,11 @@ SAT = tuple(name for name, method in METHODS.items() if method.clip_rule == "sat
 
 
 def stress_panel(results: Results, reference: Reference) -> Drawn:
-    """Reward, held-out accuracy and mismatch of every cell under the Figure-1 reading of lag 8."""
+    """Reward, held-out accuracy and mismatch of the stress cells under the Figure-1 reading of lag 8; Table 1 has them all."""
     figure, axes = panels(1, 3, 13.5, 4.0, right=2.0)
     onsets = summarise_onsets(results)
     rows, mismatches = [], []
-    for method in [method for method, lag in results.rows() if lag == STRESS_LAG]:
+    for method in results.settings.cells.stress.methods:
         curves: list[tuple[int, Curve | None, int]] = [
             (0, step_curve(results, method, STRESS_LAG, "reward_mean"), WINDOW),
             (1, accuracy_curve(results, method, STRESS_LAG), 1),
@@ -46,7 +46,7 @@ def stress_panel(results: Results, reference: Reference) -> Drawn:
     finish(axes[0, 1], results, "b  held-out accuracy", "accuracy, %")
     log_axis(axes[0, 2], mismatches)
     finish(axes[0, 2], results, "c  mismatch", MISMATCH)
-    crossed = any(lag == STRESS_LAG for (_, lag), steps in onsets.items() if steps)
+    crossed = any(onsets.get((method, STRESS_LAG)) for method in results.settings.cells.stress.methods)
     side_legend(axes[0, 2], extra=[cross_handle()] if crossed else [])
     return Drawn(figure, tidy(rows))
 

@@ -78,11 +78,13 @@ def _rows(files: Files) -> Iterator[tuple[str, str]]:
     for path in files.paths:
         rows = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else _json_lines(path)
         for row in rows:
-            names = [next((c for c in columns if row.get(c) is not None), None) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS)]
-            if None in names:
+            problem, answer = (
+                next((c for c in columns if row.get(c) is not None), None) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS)
+            )
+            if problem is None or answer is None:
                 needed = " and ".join(" or ".join(columns) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS))
                 raise ValueError(f"{path} lacks the columns {needed} (it has {', '.join(row)}); its schema has changed")
-            yield str(row[names[0]]), str(row[names[1]])
+            yield str(row[problem]), str(row[answer])
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
