@@ -61,6 +61,8 @@ RC: dict[str, Any] = {
     "legend.fontsize": 9.5,
     "figure.dpi": 110,
     "savefig.dpi": 150,
+    "savefig.bbox": "tight",  # legends and labels beside the axes are never cut off
+    "savefig.pad_inches": 0.08,
     "svg.fonttype": "path",
     "path.simplify": True,
 }
