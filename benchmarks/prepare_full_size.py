@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 from benchmarks.published_files import write_full_size
-from pipeline.config import PublishedProblemSettings, load_settings
+from pipeline.config import load_settings
 from pipeline.problems.prepare import prepare
+from pipeline.sections import PublishedProblemSettings
 
 
 def settings(folder: Path) -> PublishedProblemSettings:

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.config import ObjectiveSettings, load_settings
+from pipeline.config import load_settings
 from pipeline.objective.aggregate import token_weights
 from pipeline.objective.loss import Tokens, objective, staleness
 from pipeline.objective.methods import METHODS
 from pipeline.objective.trust_region import staleness_quantile
+from pipeline.sections import ObjectiveSettings
 
 
 @dataclass(frozen=True)

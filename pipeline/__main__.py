@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline import config
+from pipeline import config, sections
 from pipeline.artifacts import Layout
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -37,7 +37,7 @@ def base_policy(settings: SettingsFile, problems: Problems, out: Out) -> None:
     """Build the base policy: a supervised warm start from scratch (presets tiny and rehearsal)."""
     from pipeline.policy.warm_start import warm_start
 
-    read = config.read_settings(config.BasePolicySettings, settings).buildable()
+    read = config.read_settings(sections.BasePolicySettings, settings).buildable()
     warm_start(problems, read.warm_start, read.model, read.warm_start.seed, out)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.artifacts import Cell, Layout, write_if_changed
-from pipeline.config import BasePolicySettings, Section, Settings, fingerprint
+from pipeline.config import Settings, fingerprint
+from pipeline.sections import BasePolicySettings, Section
 
 
 def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell]) -> dict[str, str]:

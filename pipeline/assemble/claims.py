@@ -16,7 +16,7 @@ from pipeline.assemble.evidence import STATISTICS, Context, Evidence
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.verdicts import Verdict
-from pipeline.config import unknown
+from pipeline.sections import unknown
 
 KEYS = {"id", "statement", "source", "origin", "testable_in", "require", "rule"}
 

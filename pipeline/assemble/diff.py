@@ -23,8 +23,9 @@ from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.runs import Results, read_results
 from pipeline.assemble.table1 import MISSING, Row, rows_of, small
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS, Verdict, count, weakest
-from pipeline.config import Settings, unknown
+from pipeline.config import Settings
 from pipeline.evaluation.estimators import Interval, log_ratio_of_means, paired_difference
+from pipeline.sections import unknown
 
 SAME_MODEL = "full"
 ANCHOR = ("grpo", "1")

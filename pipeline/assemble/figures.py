@@ -13,7 +13,8 @@ from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.runs import Results, read_results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.assemble.style import drawing, save
-from pipeline.config import Settings, unknown
+from pipeline.config import Settings
+from pipeline.sections import unknown
 
 
 @dataclass(frozen=True)

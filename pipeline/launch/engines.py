@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pipeline.config import CellSettings, SettingsError
+from pipeline.config import CellSettings
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.rollout.engine import RolloutEngine
+from pipeline.sections import SettingsError
 from pipeline.trainer.trainer import PolicyTrainer
 
 

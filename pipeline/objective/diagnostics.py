@@ -17,7 +17,7 @@ from pipeline.objective.ratios import LOG_RATIO_LIMIT, response_means
 from pipeline.objective.trust_region import sat_contraction, staleness_quantile
 
 if TYPE_CHECKING:
-    from pipeline.config import ObjectiveSettings
+    from pipeline.sections import ObjectiveSettings
 
 DIAGNOSTICS = (
     *("policy_loss", "reference_kl", "entropy"),

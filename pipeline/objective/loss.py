@@ -20,7 +20,7 @@ from pipeline.objective.reference_kl import reference_k3
 from pipeline.objective.trust_region import clip_cap, dppo_masked, sat_contraction
 
 if TYPE_CHECKING:
-    from pipeline.config import ObjectiveSettings
+    from pipeline.sections import ObjectiveSettings
 
 
 @dataclass(frozen=True)

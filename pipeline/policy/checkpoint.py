@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from pipeline.artifacts import atomic_path, read_json, write_json
-from pipeline.config import ModelSettings
 from pipeline.policy.model import Layer, Policy
 from pipeline.policy.tokenizer import Tokenizer, read_tokenizer
+from pipeline.sections import ModelSettings
 
 # config.json's name of each setting
 CONFIG_KEYS = {

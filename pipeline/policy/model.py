@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.config import ModelSettings
 from pipeline.policy.kernels import attend, mix_experts, normalize_rotate, rms_normalize, select_rows
 from pipeline.policy.packing import PackedBatch
+from pipeline.sections import ModelSettings
 
 EntropyMode = Literal["none", "detached", "differentiable"]
 

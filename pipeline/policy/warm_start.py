@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.config import ModelSettings, WarmStartSettings
 from pipeline.policy.checkpoint import write_policy
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.model import Policy, RouterTrace
@@ -25,6 +24,7 @@ from pipeline.policy.packing import PackedBatch, pack
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems import arithmetic
 from pipeline.problems.prepare import read_problems
+from pipeline.sections import ModelSettings, WarmStartSettings
 
 BETAS, WEIGHT_DECAY, GRADIENT_CLIP = (0.9, 0.98), 0.01, 1.0
 RAMP_STEPS, FINAL_RATE = 30, 0.05  # linear rise, then half a cosine down to this share of the learning rate

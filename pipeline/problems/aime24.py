@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.config import SourceSettings
 from pipeline.problems.duplicates import jaccard, shingles, skeleton
 from pipeline.problems.hub import Files, fetch, sha256
 from pipeline.records import Problem
+from pipeline.sections import SourceSettings
 
 SOURCE = "aime24"
 COPY = Path(__file__).with_name("aime24.jsonl")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.config import SettingsError, SourceSettings
+from pipeline.sections import SettingsError, SourceSettings
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import atomic_path, write_json
-from pipeline.config import ProblemSettings, PublishedProblemSettings, SettingsError
 from pipeline.problems import arithmetic
 from pipeline.records import Problem
+from pipeline.sections import ProblemSettings, PublishedProblemSettings, SettingsError
 
 SPLITS = ("evaluation", "scoring", "train")  # in the order in which they take their problems
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "source", "prompt", "answer")])

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import tokenizers
 
-from pipeline.config import PublishedProblemSettings, PublishedSettings, SettingsError
 from pipeline.policy.chat import read_chat_template, read_stop_tokens
 from pipeline.problems.aime24 import Aime24, read_aime24
 from pipeline.problems.decontaminate import contaminated
@@ -27,6 +26,7 @@ from pipeline.problems.hub import Files, fetch
 from pipeline.problems.sources import Source, read_source
 from pipeline.problems.template import instruct
 from pipeline.records import Problem
+from pipeline.sections import PublishedProblemSettings, PublishedSettings, SettingsError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "chat_template.jinja")
 REPEAT = "repeat of the same prompt"

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from pipeline.config import SourceSettings
 from pipeline.problems.hub import Files, fetch
 from pipeline.problems.template import strip_templates
+from pipeline.sections import SourceSettings
 
 BATCH_ROWS = 65_536
 MERGE_ROWS = 200_000  # distinct rows of several batches are merged when they exceed this

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from pipeline.config import RolloutSettings
 from pipeline.grading.grade import grade
 from pipeline.objective.advantages import group_advantages
 from pipeline.policy.tokenizer import Tokenizer
@@ -17,6 +16,7 @@ from pipeline.records import Outcome, Problem, Request, Response, RolloutBatch, 
 from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings
 from pipeline.rollout.sampling import keyed_generator
 from pipeline.rollout.schedule import Schedule
+from pipeline.sections import RolloutSettings
 
 
 class ProblemStream:

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.config import ModelSettings
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sampling import uniforms
+from pipeline.sections import ModelSettings
 
 _CACHE_STEP = 8  # cache columns read by attention grow in steps of this
 _ROW_STEP = 32  # rows are dropped in multiples of this

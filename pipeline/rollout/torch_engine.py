@@ -21,12 +21,12 @@ import safetensors.torch
 import torch
 
 from pipeline.broadcast.published import PublishedWeights
-from pipeline.config import ModelSettings
 from pipeline.launch.errors import EngineDied
 from pipeline.policy.cpu import configure_cpu
 from pipeline.records import Request
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.torch_decoder import TorchDecoder
+from pipeline.sections import ModelSettings
 
 
 @dataclass(frozen=True)

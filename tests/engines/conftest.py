@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from pipeline.broadcast.published import PublishedWeights
-from pipeline.config import ModelSettings, load_settings
+from pipeline.config import load_settings
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.records import Request, SamplingKey
+from pipeline.sections import ModelSettings
 
 PROMPTS = ("17+5-4?", "3x+4=19?", "Tom has 12 pens, buys 3, gives 4, left?", "6*7 mod 5?")
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.config import ObjectiveSettings, load_settings
+from pipeline.config import load_settings
 from pipeline.objective.aggregate import token_weights
 from pipeline.objective.loss import Tokens
 from pipeline.objective.methods import Method
+from pipeline.sections import ObjectiveSettings
 
 LENGTHS = [5, 1, 23, 8, 12, 2, 17, 6, 9, 3, 14, 1, 4, 20, 7, 11]
 RESPONSES = len(LENGTHS)

@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from pipeline.config import ObjectiveSettings
 from pipeline.objective.diagnostics import step_diagnostics
 from pipeline.objective.loss import TokenTerms, objective, staleness
 from pipeline.objective.methods import METHODS, Method
 from pipeline.objective.trust_region import staleness_quantile
+from pipeline.sections import ObjectiveSettings
 from tests.unit.objective_reference import CONFIG, Example, example, objective_settings, reference_objective
 
 OTHER_DENOMINATORS = {

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config import ObjectiveSettings
 from pipeline.objective.diagnostics import DIAGNOSTICS, step_diagnostics
 from pipeline.objective.loss import Tokens, log_ratio, objective, staleness
 from pipeline.objective.methods import METHODS
 from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.trust_region import staleness_quantile
+from pipeline.sections import ObjectiveSettings
 from tests.unit.objective_reference import LENGTHS, RESPONSES, Example, example, members, objective_settings
 
 CORRECTED = [name for name in METHODS if not name.endswith("uncorrected")]

@@ -11,10 +11,11 @@ from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from benchmarks.published_files import make_problems, write_dapo, write_dolci
-from pipeline.config import SettingsError, load_settings
+from pipeline.config import load_settings
 from pipeline.policy.chat import read_chat_template, read_stop_tokens
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
+from pipeline.sections import SettingsError
 
 TEMPLATE = (
     "{%- for message in messages %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.config import ModelSettings
 from pipeline.policy.checkpoint import hf_state, load_hf_state, read_policy, write_policy
 from pipeline.policy.model import Policy
 from pipeline.policy.packing import pack
 from pipeline.policy.tokenizer import build_tokenizer
+from pipeline.sections import ModelSettings
 
 SIZES: dict[str, Any] = {
     "path": None,

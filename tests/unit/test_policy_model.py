@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.config import ModelSettings
 from pipeline.policy.model import Policy, RouterTrace
 from pipeline.policy.packing import BUCKET_SIZE, PackedBatch, pack
+from pipeline.sections import ModelSettings
 from tests.unit.test_policy_checkpoint import make_policy
 
 RNG = np.random.default_rng(0)

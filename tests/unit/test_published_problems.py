@@ -23,13 +23,14 @@ from benchmarks.published_files import (
     write_open_r1,
     write_zhuzilin,
 )
-from pipeline.config import PublishedProblemSettings, SettingsError, SourceSettings, load_settings, read_problem_settings
+from pipeline.config import load_settings, read_problem_settings
 from pipeline.problems.aime24 import COPY, IDS, read_aime24
 from pipeline.problems.decontaminate import contaminated
 from pipeline.problems.duplicates import near_duplicates
 from pipeline.problems.prepare import prepare, read_problems
 from pipeline.problems.sources import normalise_answer, read_source
 from pipeline.problems.template import INSTRUCTIONS, instruct, strip_templates
+from pipeline.sections import PublishedProblemSettings, SettingsError, SourceSettings
 
 AIME = read_aime24(None).problems
 

@@ -1,0 +1,228 @@
+"""The sections of config.yaml as frozen, typed, forbidding models; pipeline/config.py puts them together and reads them.
+
+No section has a default of its own: a setting's default stands in config.yaml and nowhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipeline.objective.methods import METHODS, Denominator
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, has the wrong type, or contradicts another; the message names it and the remedy."""
+
+
+def unknown(kind: str, name: object, known: Mapping[str, Any] | list[str]) -> str:
+    """An error text for a name that is not among the known ones, with the nearest of them."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {name!r}; {hint}known: {', '.join(map(str, known))}"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ProblemSettings(Section):
+    kind: Literal["dapo_dolci", "arithmetic"]
+    seed: int
+    train_count: int = Field(gt=0)
+    evaluation_count: int = Field(gt=0)
+    scoring_count: int = Field(gt=0)
+
+
+class SourceSettings(Section):
+    """Where files come from: a local file or folder, or a repository of the hub at a revision."""
+
+    path: str
+    revision: str | None
+
+
+class DatasetSettings(SourceSettings):
+    form: Literal["dapo", "open_r1", "zhuzilin", "dolci"]
+    paper_count: int = Field(ge=0)
+
+
+class PublishedSettings(Section):
+    """How problems of kind dapo_dolci are made from what others published."""
+
+    dapo: DatasetSettings
+    dolci: DatasetSettings
+    aime24: SourceSettings | None
+    tokenizer: SourceSettings | None
+    instruction: Literal["answer_line", "boxed", "none"]
+    chat_template: bool
+    max_prompt_tokens: int | None = Field(gt=0)
+    duplicates_across_sources: Literal["drop", "keep"]
+    near_duplicate_threshold: float | None = Field(gt=0, le=1)
+    decontamination_threshold: float = Field(gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _has_tokenizer(self) -> PublishedSettings:
+        if self.tokenizer is None and (self.chat_template or self.max_prompt_tokens is not None):
+            raise ValueError(
+                "tokenizer is null, but chat_template or max_prompt_tokens needs it; name the policy's or turn both off"
+            )
+        return self
+
+
+class PublishedProblemSettings(ProblemSettings):
+    """What the stage prepare reads for problems.kind dapo_dolci; other kinds read ProblemSettings alone."""
+
+    published: PublishedSettings
+
+
+class ModelSettings(Section):
+    path: str | None
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    num_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    num_experts: int = Field(gt=0, le=256)  # expert ids travel as uint8
+    num_experts_per_token: int = Field(gt=0)
+    expert_intermediate_size: int = Field(gt=0)
+    dense_layers: tuple[int, ...]
+    dense_intermediate_size: int = Field(gt=0)
+    rope_theta: float = Field(gt=0)
+    rms_norm_eps: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelSettings:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} must be a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.num_experts_per_token > self.num_experts:
+            raise ValueError(f"num_experts_per_token {self.num_experts_per_token} exceeds num_experts {self.num_experts}")
+        if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
+            raise ValueError(f"dense_layers {list(self.dense_layers)} must lie in 0..{self.num_layers - 1}")
+        return self
+
+
+class WarmStartSettings(Section):
+    seed: int = Field(ge=0)
+    steps: int = Field(ge=0)
+    batch_size: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    direct_answer_share: float = Field(ge=0, le=1)
+    wrong_step_share: float = Field(ge=0, le=1)
+    threads: int = Field(gt=0)
+
+
+class RolloutSettings(Section):
+    engine: Literal["torch", "sglang"]
+    dtype: Literal["bfloat16", "float32"]
+    temperature: float = Field(gt=0)
+    top_p: float = Field(gt=0, le=1)
+    top_k: int
+    group_size: int = Field(ge=2)
+    prompts_per_step: int = Field(gt=0)
+    max_response_tokens: int = Field(gt=0)
+    context_length: int = Field(gt=0)
+    generate_ahead: int = Field(gt=0)
+    overlap: bool
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> RolloutSettings:
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                f"top_p {self.top_p} / top_k {self.top_k}: truncated sampling changes the distribution that the ratio divides by; "
+                "use top_p 1.0 and top_k -1"
+            )
+        return self
+
+
+class LagSettings(Section):
+    """How often weights are published, in rollout batches, and how many optimizer steps a rollout batch is split into."""
+
+    regime: Literal["synchronous", "batchwise"]
+    broadcast_interval: int = Field(gt=0)
+    optimizer_steps_per_rollout: int = Field(gt=0)
+
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest lag in optimizer steps, the first rollout batch apart (closed form in rollout/schedule.py)."""
+        first = self.optimizer_steps_per_rollout if self.regime == "batchwise" else 0
+        return first, first + self.broadcast_interval * self.optimizer_steps_per_rollout - 1
+
+
+class ObjectiveSettings(Section):
+    """The loss. A cell's copy holds None for what its method does not read, so that changing tis_cap reruns the TIS cells alone."""
+
+    eps_low: float = Field(gt=0, lt=1)
+    eps_high: float = Field(gt=0)
+    quantile_alpha: float | None = Field(gt=0, le=1)  # None in a cell whose method does not read it
+    quantile_scope: Literal["batch", "microbatch"] | None
+    dppo_delta: float | None = Field(ge=0)
+    tis_cap: float | None = Field(gt=0)
+    aggregation: Literal["response_mean", "token_mean"]
+    ratio_denominator: Denominator | None
+    reference_kl_coefficient: float = Field(ge=0)
+    reference_kl_granularity: Literal["token", "sequence"]
+    entropy_coefficient: float = Field(ge=0)
+
+
+class TrainerSettings(Section):
+    engine: Literal["torch", "megatron"]
+    steps: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    adam_eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    gradient_clip: float = Field(gt=0)
+    micro_batch_tokens: int = Field(gt=0)
+    checkpoint_interval: int = Field(gt=0)
+    threads: int = Field(gt=0)
+
+
+class EvaluationSettings(Section):
+    interval: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    scoring_samples: int = Field(gt=0)
+    temperature: float | None = Field(gt=0)
+    max_response_tokens: int = Field(gt=0)
+
+
+class CellGroup(Section):
+    methods: tuple[str, ...]
+    lags: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _known(self) -> CellGroup:
+        for method in self.methods:
+            if method not in METHODS:
+                raise ValueError(unknown("method", method, METHODS))
+        return self
+
+
+class CellGroups(Section):
+    table: CellGroup
+    uncorrected: CellGroup
+    stress: CellGroup
+    ablations: CellGroup
+    figure1: CellGroup
+
+
+class BasePolicySettings(Section):
+    """What the stage base_policy reads."""
+
+    model: ModelSettings
+    warm_start: WarmStartSettings
+
+    def buildable(self) -> BasePolicySettings:
+        """These settings, or a SettingsError where they name a model that cannot be fetched yet."""
+        if self.model.path is not None:
+            raise SettingsError(
+                f"model.path {self.model.path!r}: only policies built from the sizes under `model` can be prepared so far; "
+                "set model.path to null"
+            )
+        return self
