@@ -13,5 +13,6 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     evaluation/  scores of published versions                       rules score_base, score_cell
     assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
 
-records.py holds what crosses the arrows, artifacts.py where it lies on disk, config.py what can be set; launch/ starts processes.
+records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
+launch/ starts processes.
 """
