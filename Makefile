@@ -31,6 +31,7 @@ $(VENV)/.ready-test: envs/test.txt $(VENV)/.ready
 # --nolock: a killed run leaves no lock to remove by hand; cells are guarded by their own leases in state/
 reproduce: setup
 	$(RUN)
+	@echo "Open results/$(SHOWN)/report.html"
 
 # make ablations   the other uncorrected rows and the rest of the Figure-1 reading as well
 ablations: ABLATIONS = ablations=true
