@@ -44,6 +44,8 @@ localrules:
 
 rule reproduce:
     input:
+        RUNS,  # listed, though the report needs them too: a cell whose files were removed is made again
+        SCORES,
         paths.results / "report.html",
         paths.results / "table1.md",
         paths.results / "diff.md",

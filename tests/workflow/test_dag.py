@@ -56,6 +56,17 @@ def test_touching_nothing_reruns_nothing(finished):
     assert finished.planned() == {}
 
 
+def test_a_cell_whose_files_were_removed_is_made_again(finished, tmp_path):
+    cell = finished.folder / "results/tiny/cells/dppo/lag1/seed0"
+    shutil.move(cell, tmp_path / "dppo")
+    try:
+        assert finished.planned() == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
+    finally:
+        shutil.rmtree(cell, ignore_errors=True)
+        shutil.move(tmp_path / "dppo", cell)
+    assert finished.planned() == {}
+
+
 def test_a_forced_cell_reruns_alone_with_what_depends_on_it(finished):
     target = "results/tiny/cells/dppo/lag1/seed0/run.json"
     assert finished.planned("--forcerun", target) == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
