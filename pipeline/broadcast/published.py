@@ -71,7 +71,8 @@ class PublishedWeights:
         """Make `folder` hold these weights, atomically, and return its digest. Files of the same file system are linked."""
         with atomic_folder(folder) as part:
             if self.folder is None:
-                metadata = {"format": "pt", "version": str(self.version)}
+                # one entry only: safetensors writes several in random order, and equal weights must have equal digests
+                metadata = {"version": str(self.version)}
                 safetensors.torch.save_file(dict(self.weights), part / "model.safetensors", metadata)
             else:
                 for path in shards(self.folder):
