@@ -195,6 +195,7 @@ class ServerSettings(Section):
     memory_fraction: float = Field(gt=0, lt=1)
     max_total_tokens: int | None = Field(gt=0)
     max_running_requests: int | None = Field(gt=0)
+    requests_in_flight: int = Field(gt=0)
     attention_backend: str | None
     publication: Literal["disk", "tensor", "distributed"]
     verify_interval: int = Field(gt=0)
