@@ -2,8 +2,8 @@
 
 `parameter_sources` names for every Megatron parameter of a rank its Source. `assemble` makes the rank's parameter from slices of
 the Hugging Face tensors, so that a rank reads nothing else; `hugging_face` makes the Hugging Face tensors from the parameters of
-all ranks that share them. Two name sets exist: `local` layers have norms of their own and an object per expert, `transformer_engine`
-fuses a norm into the projection that follows and numbers the experts of one grouped layer.
+all ranks that share them. Two name sets exist: `local` layers have norms of their own and an object per expert,
+`transformer_engine` fuses a norm into the projection that follows and numbers the experts of one grouped layer.
 """
 
 from __future__ import annotations

@@ -52,10 +52,8 @@ def _owned(weights: Weights) -> Iterator[tuple[str, Tensor]]:
 def _parts(source: Source, own: Tensor) -> list[Tensor]:
     from megatron.core import parallel_state
 
-    if source.expert:
-        group = parallel_state.get_expert_tensor_parallel_group()
-    else:
-        group = parallel_state.get_tensor_model_parallel_group()
+    of_experts, of_others = parallel_state.get_expert_tensor_parallel_group, parallel_state.get_tensor_model_parallel_group
+    group = (of_experts if source.expert else of_others)()
     if source.cut == "whole" or group.size() == 1:
         return [own]
     parts = [torch.empty_like(own) for _ in range(group.size())]

@@ -2,8 +2,8 @@
 
 Rows are those of this rank's part of the tokens (sequence parallelism) and of its own layers with experts (pipeline stages);
 dense layers have none. A sequence's last token was never forwarded by the rollout engine: its row is -1 and the router chooses for
-itself, once, also where a layer is computed again in the backward pass. Padding gets distinct experts in turn: a token that names an expert
-twice would break the exchange of tokens, and an even spread keeps it cheap.
+itself, once, also where a layer is computed again in the backward pass. Padding gets distinct experts in turn: a token that names
+an expert twice would break the exchange of tokens, and an even spread keeps it cheap.
 """
 
 # pyright: reportMissingImports=false
