@@ -54,6 +54,7 @@ def train_cell(
             state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
         finally:
             engine.close()
+            trainer.close()
             progress.close()
         checkpoint.prune_weights({entry["path"] for entry in state.retained.values()})
         write_rows(results / "steps.parquet", state.step_rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from pipeline.config import CellSettings
@@ -20,7 +22,7 @@ def rollout_engine(settings: CellSettings, tokenizer: Tokenizer) -> RolloutEngin
     raise SettingsError(_not_yet("rollout.engine", settings.rollout.engine))
 
 
-def policy_trainer(settings: CellSettings, base: dict[str, Tensor]) -> PolicyTrainer:
+def policy_trainer(settings: CellSettings, base: Mapping[str, Tensor]) -> PolicyTrainer:
     if settings.trainer.engine == "torch":
         from pipeline.trainer.torch_trainer import TorchTrainer
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import atomic_path
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.objective.diagnostics import step_diagnostics
@@ -31,13 +30,14 @@ from pipeline.policy.model import Policy
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
 
+_STATE_FILE = "state.safetensors"
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class TorchTrainer:
     """PolicyTrainer on a CPU. `base`: the base policy's weights under their Hugging Face names, also the reference of the KL."""
 
-    def __init__(self, settings: CellSettings, base: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, settings: CellSettings, base: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
         self.settings, self.method, self.dtype = settings, settings.resolved_method(), dtype
         self.version = 0
         self._policy = self._policy_with(base)
@@ -53,7 +53,7 @@ class TorchTrainer:
             fused=True,
         )
 
-    def _policy_with(self, weights: dict[str, Tensor]) -> Policy:
+    def _policy_with(self, weights: Mapping[str, Tensor]) -> Policy:
         policy = Policy(self.settings.model).to(self.dtype)
         load_hf_state(policy, weights)
         return policy
@@ -175,15 +175,16 @@ class TorchTrainer:
     def publish(self) -> PublishedWeights:
         return PublishedWeights(self.version, {name: tensor.detach().clone() for name, tensor in hf_state(self._policy).items()})
 
-    def save(self, path: Path) -> None:
+    def save(self, folder: Path) -> None:
         tensors = {f"policy.{name}": parameter.detach() for name, parameter in self._policy.named_parameters()}
         for name, parameter in self._policy.named_parameters():
             state = self._optimizer.state[parameter]
             tensors |= {f"adam.{key}.{name}": state[key] for key in _ADAM_STATE if state}
-        with atomic_path(path) as temporary:
-            safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"version": str(self.version)})
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(tensors, folder / _STATE_FILE, {"version": str(self.version)})
 
-    def restore(self, path: Path) -> None:
+    def restore(self, folder: Path) -> None:
+        path = folder / _STATE_FILE
         try:
             with safetensors.safe_open(path, framework="pt") as handle:
                 version = int(handle.metadata()["version"])
@@ -201,3 +202,6 @@ class TorchTrainer:
                 if f"adam.step.{name}" in tensors:  # before the first step that was not skipped Adam has no state
                     self._optimizer.state[parameter] = {key: tensors[f"adam.{key}.{name}"] for key in _ADAM_STATE}
         self.version = version
+
+    def close(self) -> None:
+        pass
