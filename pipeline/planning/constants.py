@@ -1,7 +1,7 @@
 """What the cost model takes from outside: devices and measured or assumed rates, each as an interval with its source.
 
-A constant marked `assumed` has no published measurement behind it. `python -m pipeline plan` prints the table; docs/planning.md says
-how far the model built on it is from published runs.
+A constant marked `assumed` has no published measurement behind it. `python -m pipeline plan` prints the table; docs/planning.md
+says how far the model built on it is from published runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Rates:
 
     train_flops: achieved per device in the trainer.  decode_efficiency: share of the roofline (bandwidth or peak).  decode_floor_s:
     what a decode step takes besides, per layer.  publish_bandwidth, publish_floor_s: one publication of the weights.
-    disk_bandwidth: writing a checkpoint.  startup_s: from the start of a cell to its first step.
+    disk_bandwidth: writing a checkpoint.  startup_s: from the start of a cell to its first step.  server_host_bytes,
+    rank_host_bytes: host memory of one rollout engine and one training rank, weights and states apart.
     """
 
     train_flops: Constant
@@ -61,13 +62,17 @@ class Rates:
     publish_floor_s: Constant
     disk_bandwidth: Constant
     startup_s: Constant
+    server_host_bytes: Constant
+    rank_host_bytes: Constant
+
+    def middle(self) -> Pace:
+        """The middle of every interval."""
+        return Pace(**{field.name: getattr(self, field.name).value.mid for field in fields(self)})
 
     def pace(self, best: bool) -> Pace:
         """One end of every interval: all fast or all slow."""
         values = {field.name: getattr(self, field.name).value for field in fields(self)}
-        return Pace(
-            **{name: value.high if best == (name in _FASTER_WHEN_LARGER) else value.low for name, value in values.items()}
-        )
+        return Pace(**{name: value.high if best == (name in _FASTER_WHEN_LARGER) else value.low for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Pace:
     publish_floor_s: float
     disk_bandwidth: float
     startup_s: float
+    server_host_bytes: float
+    rank_host_bytes: float
 
 
 _FASTER_WHEN_LARGER = ("train_flops", "decode_efficiency", "publish_bandwidth", "disk_bandwidth")
@@ -94,14 +101,16 @@ _UTILISATION_H20 = Constant(
     Interval(0.25, 0.50), "of bf16 peak", "verl, 128 H20: old log-probs 29 s, update 86 s a step, with an assumed length", True
 )
 _PUBLICATION = {
-    "distributed": Constant(Interval(1.8 * GB, 14.0 * GB), "bytes/s", "61 GB in 32.2 s (verl, H100, nccl), 15.8 s and 4.4 s (verl, H20)"),
+    "distributed": Constant(
+        Interval(1.8 * GB, 14.0 * GB), "bytes/s", "61 GB in 32.2 s (verl, H100, nccl), 15.8 s and 4.4 s (verl, H20)"
+    ),
     "tensor": Constant(Interval(1.0 * GB, 9.0 * GB), "bytes/s", "61 GB in 60 s, 7 s after bucketing (slime, colocated)"),
     "disk": Constant(Interval(1.0 * GB, 2.1 * GB), "bytes/s", "61 GB in about 60 s, 30 s after a patch (AReaL)"),
 }
 
 
 def train_utilisation(device: Device) -> Constant:
-    """Share of the bf16 peak that a mixture-of-experts trainer reaches: more where there is little compute per byte of bandwidth."""
+    """Share of the bf16 peak that a mixture-of-experts trainer reaches: more where there is little compute per byte."""
     return _UTILISATION_H20 if device.peak_flops / device.bandwidth < 100 else _UTILISATION
 
 
@@ -111,13 +120,18 @@ def gpu_rates(device: Device, publication: str) -> Rates:
     return Rates(
         train_flops=Constant(utilisation.value * device.peak_flops, "FLOP/s", utilisation.source, utilisation.assumed),
         decode_efficiency=Constant(
-            Interval(0.5, 0.8), "of roofline", "whole rollouts reach 0.3-0.5, their long tail included, which is counted apart", True
+            Interval(0.5, 0.8),
+            "of roofline",
+            "whole rollouts reach 0.3-0.5, their long tail included, which is counted apart",
+            True,
         ),
         decode_floor_s=Constant(Interval(1e-4, 4e-4), "s per layer", "launches, all-reduce and sampling of a decode step", True),
         publish_bandwidth=_PUBLICATION[publication],
         publish_floor_s=Constant(Interval(0.0, 2.0), "s", "pause of the servers, flush of the cache", True),
         disk_bandwidth=Constant(Interval(1.0 * GB, 5.0 * GB), "bytes/s", "one node's share of a parallel file system", True),
         startup_s=Constant(Interval(120.0, 900.0), "s", "reading 61 GB twice, graph capture", True),
+        server_host_bytes=Constant(Interval(2 * GB, 10 * GB), "bytes", "three processes of a server; 2 GB measured on a CPU", True),
+        rank_host_bytes=Constant(Interval(4 * GB, 8 * GB), "bytes", "one Megatron-core process", True),
     )
 
 
@@ -129,16 +143,22 @@ CPU_TORCH = Rates(
     publish_floor_s=Constant(Interval(1e-2, 3e-2), "s", "results/tiny-reference/cells.csv, publish_s"),
     disk_bandwidth=Constant(Interval(0.1 * GB, 1.0 * GB), "bytes/s", "a laptop's disk", True),
     startup_s=Constant(Interval(1.0, 6.0), "s", "results/tiny-reference/cells.csv, wall_s less its parts"),
+    server_host_bytes=Constant(Interval(0.4 * GB, 0.6 * GB), "bytes", "results/tiny-reference/cells.csv, peak_memory_bytes"),
+    rank_host_bytes=Constant(Interval(0.4 * GB, 0.6 * GB), "bytes", "results/tiny-reference/cells.csv, peak_memory_bytes"),
 )
 
 CPU_SERVERS = Rates(
     train_flops=Constant(Interval(1e9, 1.5e10), "FLOP/s", "Megatron-core on one core of a laptop: 9,000 to 14,000 tokens/s", True),
     decode_efficiency=Constant(Interval.point(1.0), "of train_flops", "contained in the floor", True),
-    decode_floor_s=Constant(Interval(5e-3, 4e-2), "s per layer", "SGLang on a laptop: 560 tokens/s at 8, 2,460 at 128 sequences", True),
+    decode_floor_s=Constant(
+        Interval(5e-3, 4e-2), "s per layer", "SGLang on a laptop: 560 tokens/s at 8, 2,460 at 128 sequences", True
+    ),
     publish_bandwidth=Constant(Interval.point(0.5 * GB), "bytes/s", "files on a local disk", True),
     publish_floor_s=Constant(Interval(0.1, 2.0), "s", "one HTTP request per server", True),
     disk_bandwidth=Constant(Interval(0.1 * GB, 1.0 * GB), "bytes/s", "a laptop's disk", True),
     startup_s=Constant(Interval(30.0, 180.0), "s", "start of the servers and ranks on a laptop", True),
+    server_host_bytes=Constant(Interval(2 * GB, 3 * GB), "bytes", "SGLang on a laptop: 2.0 GB"),
+    rank_host_bytes=Constant(Interval(0.5 * GB, 1.5 * GB), "bytes", "one Megatron-core process", True),
 )
 
 RESPONSE_TOKENS = {

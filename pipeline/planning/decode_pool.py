@@ -92,7 +92,7 @@ class DecodePool:
         leaving, context = heapq.heappop(server.leaving)
         server.position = leaving
         server.context -= context + leaving
-        self.tokens += leaving - context + self.prompt_tokens
+        self.tokens += leaving + context - self.prompt_tokens
         self._enter(number, [self.queue.popleft()] if self.queue else [])
 
     def wait_until(self, time: float) -> None:

@@ -1,18 +1,18 @@
 """The plan of a run before anything is launched: every cell's time and tokens as intervals, memory and disk, and the totals.
 
-A cell's low end takes the shortest responses and the best of every rate, its high end the longest and the worst; the truth lies inside
-if every constant does (docs/planning.md). results/<preset>/plan.json holds the plan for whoever compares it with what was measured.
+A cell's low end takes the shortest responses and the best of every rate, its high end the longest and the worst; the truth lies
+inside if every constant does (docs/planning.md). results/<preset>/plan.json holds the plan for whoever compares it with what was measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, Settings
-from pipeline.planning import memory, storage
-from pipeline.planning.constants import LENGTH_SPREAD, Pace
+from pipeline.planning import storage
+from pipeline.planning.constants import LENGTH_SPREAD, Pace, Rates
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.placement import Placement, placement_of
@@ -39,7 +39,8 @@ class CellTimes:
 
 @dataclass(frozen=True)
 class CellEstimate:
-    """One cell's plan. low, high: its times at either end. step_s: one optimizer step, publication included."""
+    """One cell's plan. low, high: its times at either end. batch_s: one rollout batch with its
+    optimizer steps and publication."""
 
     cell: Cell
     workload: Workload
@@ -48,7 +49,7 @@ class CellEstimate:
     num_devices: int
     checkpoint: storage.CheckpointSize
     checkpoint_write_s: Interval
-    step_s: Interval
+    batch_s: Interval
     host_bytes: Interval
     log_bytes: float
     rollout_bytes_per_step: Interval
@@ -88,9 +89,13 @@ class Plan:
         return sum(cell.checkpoint.finished_bytes for cell in self.cells)
 
 
-def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | None = None) -> Plan:
-    """Estimate every cell of `settings`. gpu: what the cluster's GPUs are.  response_tokens: mean response length, if known."""
+def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | None = None, rates: Rates | None = None) -> Plan:
+    """Estimate every cell of `settings`.
+
+    gpu: what the cluster's GPUs are.  response_tokens: mean response length, if known.  rates: in place of the placement's own.
+    """
     placement, size = placement_of(settings, gpu), ModelSize.of(settings.model)
+    placement = replace(placement, rates=rates) if rates else placement
     estimates = tuple(
         estimate_cell(
             cell,
@@ -110,28 +115,26 @@ def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | 
     return Plan(settings, size, placement, estimates)
 
 
-def estimate_cell(
-    cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement
-) -> CellEstimate:
+def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement) -> CellEstimate:
     """Put the parts of one cell together."""
     interval = settings.trainer.checkpoint_interval
     steps = workload.batches * workload.steps_per_batch
     # asynchronous with a later publication: the newest version and the one that samples the next batch
-    checkpoint = storage.checkpoint_size(size, published_versions=2 if workload.asynchronous else 1)
+    checkpoint = storage.checkpoint_size(size, placement.ranks, published_versions=2 if workload.asynchronous else 1)
     paces = [placement.rates.pace(best) for best in (True, False)]
     low, high = (
         cell_times(workload, size, placement, pace, lengths_of(workload, best), checkpoint, steps // interval)
         for pace, best in zip(paces, (True, False), strict=True)
     )
     writes = Interval(*(checkpoint.write_s(pace) for pace in paces))
-    step = Interval(*(_step_s(workload, times, placement.shared) for times in (low, high)))
+    batch = Interval(*(_batch_s(workload, times, placement.shared) for times in (low, high)))
     tokens = workload.responses_per_batch * (workload.response_tokens.value + workload.prompt_tokens.value)
     in_flight = tokens * (1 + workload.flight if workload.asynchronous else 1)
-    reference = bool(workload.passes.reference_kl)
+    replay = workload.routing_replay
     host = Interval(
         *(
-            storage.host_bytes(size, placement.servers, placement.ranks, count, workload.routing_replay, reference)
-            for count in in_flight.pair()
+            storage.host_bytes(size, placement.servers, placement.ranks, pace, count, replay)
+            for pace, count in zip(paces, in_flight.pair(), strict=True)
         )
     )
     return CellEstimate(
@@ -142,11 +145,11 @@ def estimate_cell(
         num_devices=placement.num_devices,
         checkpoint=checkpoint,
         checkpoint_write_s=writes,
-        step_s=step,
+        batch_s=batch,
         host_bytes=host,
         log_bytes=storage.log_bytes(steps, workload.evaluated_versions * workload.evaluation_responses),
         rollout_bytes_per_step=Interval(
-            *(storage.rollout_bytes(size, count / workload.steps_per_batch, workload.routing_replay) for count in tokens.pair())
+            *(storage.rollout_bytes(size, count / workload.steps_per_batch, replay) for count in tokens.pair())
         ),
     )
 
@@ -186,7 +189,7 @@ def cell_times(
     generate = flights * generated(workload.flight * workload.responses_per_batch, workload.group_size)
     evaluate = workload.evaluated_versions * generated(workload.evaluation_responses, 1)
     train = trained(workload.passes.total)
-    publish = workload.publications * publication_s(size, pace)
+    publish = workload.publications * publication_s(size, pace, placement.ranks.weight_bytes)
     save = num_checkpoints * checkpoint.write_s(pace)
     first = generate / flights
     slow = pace == placement.rates.pace(best=False)
@@ -207,8 +210,8 @@ def cell_times(
     )
 
 
-def _step_s(workload: Workload, times: CellTimes, shared: bool) -> float:
-    """One optimizer step, up to the boundary of its rollout batch at which a checkpoint can be taken."""
+def _batch_s(workload: Workload, times: CellTimes, shared: bool) -> float:
+    """One rollout batch: from one boundary at which a checkpoint can be taken to the next."""
     both = times.generate + times.train
     loop = max(times.generate, times.train) if workload.asynchronous and not shared else both
     return (loop + times.publish) / workload.batches
@@ -238,7 +241,7 @@ def _cell_json(estimate: CellEstimate) -> dict[str, Any]:
         "gpu_hours": estimate.gpu_hours.pair(),
         "tokens": workload.tokens.pair(),
         "parts_s": {name: estimate.part(name).pair() for name in names},
-        "step_s": estimate.step_s.pair(),
+        "batch_s": estimate.batch_s.pair(),
         "lag_histogram": {str(lag): count for lag, count in workload.lag_histogram.items()},
         "checkpoint_bytes": estimate.checkpoint.bytes,
         "checkpoint_write_s": estimate.checkpoint_write_s.pair(),

@@ -21,6 +21,15 @@ class Interval:
     def point(cls, value: float) -> Interval:
         return cls(value, value)
 
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        """ "3000" or "2000-4000"."""
+        low, _, high = text.partition("-")
+        try:
+            return cls(float(low), float(high or low))
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not a number or an interval; give 3000 or 2000-4000 ({error})") from None
+
     @property
     def mid(self) -> float:
         """Geometric mean: the middle of a quantity that is known up to a factor (arithmetic where low is 0)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.constants import GB, Device
-from pipeline.planning.model_size import BF16, FP32, ModelSize
+from pipeline.planning.model_size import FP32, ModelSize
 from pipeline.planning.placement import Ranks, Servers
 from pipeline.planning.timing import cache_tokens
 
@@ -45,10 +45,10 @@ def optimizer_bytes(size: ModelSize, ranks: Ranks) -> float:
     return _ADAM_VALUES * FP32 * (experts + rest)
 
 
-def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_policies: int, dtype_bytes: int = BF16) -> list[MemoryPart]:
+def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_policies: int) -> list[MemoryPart]:
     """Memory of one training rank. num_policies: 2 with a reference policy beside the trained one, else 1."""
     parameters = sum(parameters_per_rank(size, ranks))
-    weights = parameters * dtype_bytes
+    weights = parameters * ranks.weight_bytes
     optimizer = optimizer_bytes(size, ranks)
     chunk = min(ranks.logprob_chunk_tokens or micro_batch_tokens, micro_batch_tokens)
     logits = 3 * FP32 * chunk * size.vocab_size / ranks.tensor_parallel
@@ -61,29 +61,29 @@ def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_p
             f"{optimizer / GB:.1f} GB in host memory" if ranks.optimizer_offload else "master weights and two moments, float32",
         ),
         MemoryPart("reference policy", weights * (num_policies - 1), "beside the trained one" if num_policies > 1 else "none"),
-        MemoryPart("activations", activation_bytes(size, ranks, micro_batch_tokens, dtype_bytes), _activation_note(ranks)),
+        MemoryPart("activations", activation_bytes(size, ranks, micro_batch_tokens), _activation_note(ranks)),
         MemoryPart("logits", logits, f"{chunk:,} tokens at a time, float32, with softmax and gradient"),
         MemoryPart("context", _CONTEXT_BYTES, "assumed: CUDA, NCCL, fragmentation"),
     ]
 
 
-def activation_bytes(size: ModelSize, ranks: Ranks, tokens: int, dtype_bytes: int = BF16) -> float:
+def activation_bytes(size: ModelSize, ranks: Ranks, tokens: int) -> float:
     """Activations of a micro-batch of `tokens` tokens on one rank.
 
     With full recomputation: the input of every layer, and one layer in full while it is differentiated. Sequence parallelism
     spreads both over the tensor-parallel ranks; the fullest rank is given _EXPERT_IMBALANCE times its share of expert tokens.
     """
     layers = size.num_layers / ranks.pipeline_parallel
-    inputs = layers * tokens * size.hidden_size * dtype_bytes / ranks.tensor_parallel
-    whole = layer_activation_bytes(size, ranks, tokens, dtype_bytes)
+    inputs = layers * tokens * size.hidden_size * ranks.weight_bytes / ranks.tensor_parallel
+    whole = layer_activation_bytes(size, ranks, tokens)
     return inputs + (2 * whole if ranks.recompute else layers * whole)
 
 
-def layer_activation_bytes(size: ModelSize, ranks: Ranks, tokens: int, dtype_bytes: int = BF16) -> float:
+def layer_activation_bytes(size: ModelSize, ranks: Ranks, tokens: int) -> float:
     """What one layer keeps for its backward pass on one rank."""
     heads = 2 * size.num_attention_heads + 2 * size.num_key_value_heads
-    attention = tokens * (2 * size.hidden_size + heads * size.head_dim) * dtype_bytes / ranks.tensor_parallel
-    per_copy = (2 * size.hidden_size + 3 * size.expert_intermediate_size) * dtype_bytes
+    attention = tokens * (2 * size.hidden_size + heads * size.head_dim) * ranks.weight_bytes / ranks.tensor_parallel
+    per_copy = (2 * size.hidden_size + 3 * size.expert_intermediate_size) * ranks.weight_bytes
     experts = tokens * size.num_experts_per_token * per_copy / ranks.tensor_parallel * _EXPERT_IMBALANCE
     return attention + experts
 

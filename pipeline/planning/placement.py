@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config import Settings
 from pipeline.planning.constants import CPU_SERVERS, CPU_TORCH, DEVICES, Device, Rates, gpu_rates
+from pipeline.planning.model_size import BF16, FP32
 
 _CORE = Device("cpu", math.inf, math.inf, math.inf)
 
@@ -24,7 +25,10 @@ class Servers:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The trainer's layout. Data parallelism is what `count` leaves over, for experts and for the rest apart."""
+    """The trainer's layout. Data parallelism is what `count` leaves over, for experts and for the rest apart.
+
+    logprob_chunk_tokens None: logits of a whole micro-batch at a time.  weight_bytes: of one weight, in the trainer and published.
+    """
 
     count: int
     tensor_parallel: int = 1
@@ -35,6 +39,7 @@ class Ranks:
     optimizer_offload: bool = False
     recompute: bool = False
     logprob_chunk_tokens: int | None = None
+    weight_bytes: int = BF16
 
     @property
     def data_parallel(self) -> int:
@@ -90,7 +95,7 @@ def _servers(settings: Settings) -> Servers:
 
 def _ranks(settings: Settings) -> Ranks:
     if settings.trainer.engine == "torch":
-        return Ranks(1)
+        return Ranks(1, weight_bytes=FP32)
     read = settings.megatron
     return Ranks(
         read.num_ranks,
@@ -102,4 +107,5 @@ def _ranks(settings: Settings) -> Ranks:
         read.optimizer_offload,
         read.recompute,
         read.logprob_chunk_tokens,
+        BF16 if read.dtype == "bfloat16" else FP32,
     )

@@ -1,7 +1,7 @@
 """Seconds of the parts of a cell, for one pace: every function takes plain numbers and returns seconds.
 
-A decode step costs a floor (launches, reading the weights) plus an amount per sequence (reading its cache, multiplying). A batch that
-is generated to its end takes as many steps as its longest response has tokens, and more when it does not fit the slots at once.
+A decode step costs a floor (launches, reading the weights) plus an amount per sequence (reading its cache, multiplying). A batch
+that is generated to its end takes as many steps as its longest response has tokens, and more when it does not fit the slots at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def generation_s(
     full = decode_step_s(size, device, servers.tensor_parallel, pace, active, active * lengths.context)
     per_token = (full - floor - weights) / active
     prefill = per_server / group_size * lengths.prompt * size.forward_flops(lengths.prompt / 2)
-    return steps * (floor + weights) + per_server * lengths.response * per_token + prefill / (servers.tensor_parallel * pace.train_flops)
+    return (
+        steps * (floor + weights)
+        + per_server * lengths.response * per_token
+        + prefill / (servers.tensor_parallel * pace.train_flops)
+    )
 
 
 def stream_tokens_per_s(size: ModelSize, device: Device, servers: Servers, pace: Pace, lengths: Lengths, in_flight: float) -> float:

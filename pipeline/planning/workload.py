@@ -1,4 +1,4 @@
-"""What one cell asks of its engines, from its settings alone: batches, responses, publications, evaluations, passes of the trainer."""
+"""What one cell asks of its engines, from its settings alone: batches, responses, publications, evaluations, trainer's passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Workload:
-    """One cell. flight: rollout batches generated in one call.  evaluated_versions: evaluations that are generated (repeats are not).
+    """One cell. flight: rollout batches generated in one call.  evaluated_versions: evaluations that are generated.
 
     evaluation_responses: of one evaluation.  scoring_responses: of the two checkpoints scored at the end.
     """
