@@ -345,7 +345,7 @@ def test_checkpoints_keep_two_and_prune_weights(inputs, tmp_path):
     run(cell("grpo", "1", trainer={"steps": 12, "checkpoint_interval": 2}), inputs, tmp_path)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step_000010", "step_000012"]
     shutil.rmtree(tmp_path / "checkpoints")
-    assert checkpoint.resume(tmp_path / "checkpoints", None) is None  # type: ignore[arg-type]
+    assert checkpoint.resume(tmp_path / "checkpoints", None, tmp_path / "published") is None  # type: ignore[arg-type]
 
 
 def test_problems_round_trip(inputs):
