@@ -193,14 +193,24 @@ def plan(
 
 
 @app.command()
-def watch(
-    preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
-) -> None:
-    """Show which cells run, their step, reward, mismatch and the time left."""
+def status(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the state of every cell: step, reward, mismatch, last evaluation, lag, time spent and left."""
+    from rich.console import Console
+
+    from pipeline.launch.status import show_status
+
+    show_status(preset, Console(width=None if sys.stdout.isatty() else 120))
+
+
+@app.command()
+def watch(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the table of `status`, live, until every cell is finished; once where the output is not a terminal."""
     from pipeline.launch.watch import watch as show
 
-    show(preset, once or not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        show(preset)
+    else:
+        status(preset)
 
 
 def main() -> None:

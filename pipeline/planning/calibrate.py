@@ -17,8 +17,8 @@ _PARTS = ("wait", "grade", "train", "publish", "evaluate")
 def calibrated(plan: Plan, runs: Iterable[Mapping[str, Any]]) -> Rates:
     """The plan's rates with train_flops, publish_floor_s and startup_s replaced by what `runs` (run.json each) measured.
 
-    Every replaced constant is the interval over all runs. Generation stays as it is: where it overlaps training, wall_s does not show
-    it. Raises ValueError when none of the runs is a cell of the plan or one lacks wall_s.
+    Every replaced constant is the interval over all runs. Generation stays as it is: where it overlaps training, wall_s does not
+    show it. Raises ValueError when none of the runs is a cell of the plan or one lacks wall_s.
     """
     cells = {(cell.cell.method, cell.cell.lag, cell.cell.seed): cell for cell in plan.cells}
     pairs = [(cells[key], run) for run in runs if (key := (run["method"], run["lag"], run["seed"])) in cells]

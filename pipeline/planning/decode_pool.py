@@ -42,18 +42,10 @@ class DecodePool:
         self.queue: deque[float] = deque()
         self.now = 0.0
         self.tokens = 0.0
+        self.in_system = 0  # responses that are being decoded or wait
         self._events: list[tuple[float, int]] = []
         self._stale: set[tuple[float, int]] = set()
         self._scheduled: list[tuple[float, int] | None] = [None] * num_servers
-
-    @property
-    def active(self) -> int:
-        return sum(len(server.leaving) for server in self.servers)
-
-    @property
-    def in_system(self) -> int:
-        """Responses that are being decoded or wait."""
-        return self.active + len(self.queue)
 
     def busy_s(self) -> float:
         """Server-seconds with at least one response, up to now."""
@@ -61,7 +53,9 @@ class DecodePool:
 
     def submit(self, lengths: Iterable[float]) -> None:
         """Queue responses of these lengths and let idle slots take them, the emptiest server first."""
+        before = len(self.queue)
         self.queue.extend(lengths)
+        self.in_system += len(self.queue) - before
         room = [(len(server.leaving), number) for number, server in enumerate(self.servers) if len(server.leaving) < self.slots]
         heapq.heapify(room)
         touched: dict[int, list[float]] = {}
@@ -93,6 +87,7 @@ class DecodePool:
         server.position = leaving
         server.context -= context + leaving
         self.tokens += leaving + context - self.prompt_tokens
+        self.in_system -= 1
         self._enter(number, [self.queue.popleft()] if self.queue else [])
 
     def wait_until(self, time: float) -> None:
@@ -135,8 +130,8 @@ class DecodePool:
 
     def _schedule(self, number: int) -> None:
         server = self.servers[number]
-        if self._scheduled[number] is not None:
-            self._stale.add(self._scheduled[number])
+        if (before := self._scheduled[number]) is not None:
+            self._stale.add(before)
             self._scheduled[number] = None
         if server.leaving:
             event = (server.time + max(server.leaving[0][0] - server.position, 0.0) * self._mean_step_s(server), number)

@@ -1,7 +1,7 @@
 """The plan of a run before anything is launched: every cell's time and tokens as intervals, memory and disk, and the totals.
 
 A cell's low end takes the shortest responses and the best of every rate, its high end the longest and the worst; the truth lies
-inside if every constant does (docs/planning.md). results/<preset>/plan.json holds the plan for whoever compares it with what was measured.
+inside if every constant does (docs/planning.md). results/<preset>/plan.json holds the plan, to be compared with what is measured.
 """
 
 from __future__ import annotations

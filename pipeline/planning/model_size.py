@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.sections import ModelSettings
 
@@ -37,13 +38,13 @@ class ModelSize:
     def moe_layers(self) -> int:
         return self.num_layers - self.dense_layers
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """All experts of all layers: what expert parallelism spreads."""
         return self.moe_layers * self.num_experts * 3 * self.hidden_size * self.expert_intermediate_size
 
-    @property
-    def other_parameters(self) -> int:
+    @cached_property
+    def other_parameters(self) -> float:
         """Everything but the experts: what tensor parallelism spreads (norms and routers are counted in, though replicated)."""
         return self.num_layers * self._block + 2 * self.vocab_size * self.hidden_size + self.hidden_size
 
@@ -60,7 +61,7 @@ class ModelSize:
     def parameters(self) -> float:
         return self.expert_parameters + self.other_parameters
 
-    @property
+    @cached_property
     def active_parameters(self) -> float:
         """Parameters that a token is multiplied with: its chosen experts, and the output matrix but not the embedding."""
         experts = self.expert_parameters * self.num_experts_per_token / max(self.num_experts, 1)

@@ -14,12 +14,13 @@ from pipeline.planning.estimate import Plan, as_json, plan_run
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.published import comparisons
-from pipeline.planning.show import show_plan, show_published, show_simulation, show_speedups
-from pipeline.planning.simulation import Scenario, simulate_cell
+from pipeline.planning.show import show_by_length, show_plan, show_published, show_simulation, show_speedups
+from pipeline.planning.simulation import Regime, Scenario, Simulated, simulate_cell
 from pipeline.planning.speedups import compare_speedups
 from pipeline.planning.storage import check_signal_lead
 from pipeline.planning.timing import Lengths
 
+RESPONSE_LENGTHS = (1000, 2000, 4000, 8000)
 GPU_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -38,14 +39,17 @@ class PlanOptions:
 def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console: Console) -> Plan:
     """Print the plan and write plan.json.
 
-    Raises ValueError when the engines do not fit the cluster, when a server has no room for a response, and when the signal ahead of
-    a time limit comes too late even at the best of every rate.
+    Raises ValueError when the engines do not fit the cluster, when a server has no room for a response, and when the signal ahead
+    of a time limit comes too late even at the best of every rate.
     """
     plan = plan_run(settings, options.gpu, options.response_tokens)
     if options.measured:
         rates = calibrated(plan, [read_json(path) for path in sorted(layout.results.glob("cells/*/lag*/seed*/run.json"))])
         plan = plan_run(settings, options.gpu, options.response_tokens, rates)
     show_plan(plan, console)
+    if settings.model.path and options.response_tokens is None:
+        rates = plan.placement.rates
+        show_by_length([(n, plan_run(settings, options.gpu, Interval.point(n), rates)) for n in RESPONSE_LENGTHS], console)
     write_json(layout.results / "plan.json", as_json(plan))
     console.print(f"wrote {layout.results / 'plan.json'}")
     if options.published:
@@ -67,7 +71,7 @@ def check_lead(plan: Plan, lead_s: float, console: Console) -> None:
         console.print(f"a signal lead of {lead_s:.0f} s may be too short: a batch and a checkpoint take up to {longest:.0f} s")
 
 
-def simulate_counts(plan: Plan, gpu: str) -> list[tuple[int, dict]]:
+def simulate_counts(plan: Plan, gpu: str) -> list[tuple[int, dict[Regime, Simulated]]]:
     """The plan's first asynchronous cell on 8 to 1,024 GPUs of this type."""
     return [(gpus, simulate_cell(replace(scenario_of(plan, gpu), gpus=gpus))) for gpus in GPU_COUNTS]
 

@@ -12,7 +12,7 @@ from pipeline.planning.estimate import CellEstimate, Plan
 from pipeline.planning.interval import Interval
 from pipeline.planning.memory import MemoryPart, fits, server_fits, server_memory, total_bytes, trainer_memory
 from pipeline.planning.published import Comparison
-from pipeline.planning.simulation import Simulated
+from pipeline.planning.simulation import Regime, Simulated
 from pipeline.planning.speedups import SpeedupComparison
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -169,6 +169,15 @@ def _scientific(value: Interval) -> str:
     return number(value) if 1e-2 <= value.high < 1e5 else f"{value.low:.2g} - {value.high:.2g}"
 
 
+def show_by_length(rows: list[tuple[int, Plan]], console: Console) -> None:
+    """What a run takes at known mean response lengths: the one unknown that widens the intervals most."""
+    table = _table("by mean response length", "tokens a response", "wall of a cell", "GPU-hours of a cell", "GPU-hours of the run")
+    for length, plan in rows:
+        cell = max(plan.cells, key=lambda cell: cell.wall_s.high)
+        table.add_row(f"{length:,}", seconds(cell.wall_s), _gpu_hours(cell), number(plan.gpu_hours))
+    console.print(table)
+
+
 def show_published(comparisons: list[Comparison], console: Console) -> None:
     """Published runs beside the model's intervals; misses are marked."""
     table = _table("published runs", "run", "published", "predicted", "ratio", "", "given")
@@ -180,7 +189,7 @@ def show_published(comparisons: list[Comparison], console: Console) -> None:
     console.print(f"{covered} of {len(comparisons)} published numbers lie inside the model's interval\n")
 
 
-def show_simulation(rows: list[tuple[int, dict[str, Simulated]]], batches: int, console: Console) -> None:
+def show_simulation(rows: list[tuple[int, dict[Regime, Simulated]]], batches: int, console: Console) -> None:
     """Wall time, idle shares and speed-up by number of GPUs."""
     columns = ("regime", "training GPUs", "s a batch", "wall", "speed-up", "trainer idle", "servers idle", "slots unused")
     table = _table(f"simulated cell of {batches} batches, middle of all constants, one seed", "GPUs", *columns)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.planning.constants import Device, Pace
-from pipeline.planning.decode_pool import DecodePool
+from pipeline.planning.decode_pool import DecodePool, StepTime
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.placement import Servers
 from pipeline.planning.timing import Lengths, decode_step_s, generation_s, publication_s, slots_of, training_s
@@ -112,8 +112,8 @@ def simulate(scenario: Scenario, regime: Regime, batches: int = 8, seed: int = 0
 
 def simulate_cell(scenario: Scenario, batches: int = 8, seed: int = 0) -> dict[Regime, Simulated]:
     """All three regimes; where GPUs are apart, at the training share that balances generation and training best."""
-    found = {"synchronous": simulate(scenario, "synchronous", batches, seed)}
-    for regime in ("batchwise", "streaming"):
+    found: dict[Regime, Simulated] = {"synchronous": simulate(scenario, "synchronous", batches, seed)}
+    for regime in REGIMES[1:]:
         found[regime] = simulate(replace(scenario, train_share=balanced_share(scenario, regime)), regime, batches, seed)
     return found
 
@@ -143,7 +143,7 @@ def _slots(scenario: Scenario) -> int:
     return int(slots_of(scenario.size, scenario.device, _servers(scenario, 1), scenario.lengths))
 
 
-def _step_time(scenario: Scenario):
+def _step_time(scenario: Scenario) -> StepTime:
     def seconds(responses: float, context: float) -> float:
         return decode_step_s(scenario.size, scenario.device, scenario.tensor_parallel, scenario.pace, responses, context)
 

@@ -1,7 +1,7 @@
 """Seconds of the parts of a cell, for one pace: every function takes plain numbers and returns seconds.
 
 A decode step costs a floor (launches, reading the weights) plus an amount per sequence (reading its cache, multiplying). A batch
-that is generated to its end takes as many steps as its longest response has tokens, and more when it does not fit the slots at once.
+that is generated to its end takes as many steps as its longest response has tokens, more when it does not fit the slots at once.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ def generation_s(
 ) -> float:
     """Seconds until `responses` requests, handed to all servers at once, are all answered.
 
-    Waves of full slots, then the longest response alone; a group's prompt is read once (prefix cache).
+    Waves of full slots, then the longest response; a step reads the experts that its average number of responses chooses. A group's
+    prompt is read once (prefix cache).
     """
+    gpus = servers.tensor_parallel
     per_server = responses / servers.count
     active = min(per_server, slots_of(size, device, servers, lengths))
     steps = lengths.longest + (per_server / active - 1) * lengths.response
-    floor = decode_step_s(size, device, servers.tensor_parallel, pace, 0, 0)
-    weights = size.read_bytes(active) / servers.tensor_parallel / device.bandwidth / pace.decode_efficiency
-    full = decode_step_s(size, device, servers.tensor_parallel, pace, active, active * lengths.context)
-    per_token = (full - floor - weights) / active
-    prefill = per_server / group_size * lengths.prompt * size.forward_flops(lengths.prompt / 2)
-    return (
-        steps * (floor + weights)
-        + per_server * lengths.response * per_token
-        + prefill / (servers.tensor_parallel * pace.train_flops)
-    )
+
+    def reading(sequences: float) -> float:
+        return size.read_bytes(sequences) / gpus / device.bandwidth / pace.decode_efficiency
+
+    floor = size.num_layers * pace.decode_floor_s
+    full = decode_step_s(size, device, gpus, pace, active, active * lengths.context)
+    per_token = (full - floor - reading(active)) / active
+    prefill = per_server / group_size * lengths.prompt * size.forward_flops(lengths.prompt / 2) / (gpus * pace.train_flops)
+    tokens = per_server * lengths.response
+    return steps * (floor + reading(tokens / steps)) + tokens * per_token + prefill
 
 
 def stream_tokens_per_s(size: ModelSize, device: Device, servers: Servers, pace: Pace, lengths: Lengths, in_flight: float) -> float:
