@@ -189,7 +189,7 @@ def plan(
         run = config.load_settings(overrides={"preset": preset} if preset else None)
     tokens = Interval.parse(response_tokens) if response_tokens else None
     options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
-    plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 200))
+    plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
 
 
 @app.command()

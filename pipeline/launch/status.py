@@ -32,8 +32,8 @@ _COLOURS = {"running": "green", "failed": "red", "stale": "yellow", "resumable":
 class CellStatus:
     """One cell's state and last known numbers; None where they are not known.
 
-    step: optimizer steps done of `steps`.  seconds: spent so far, all attempts.  num_gpus: held by the cell, 0 on CPUs.
-    note: why a cell has failed or is stale.
+    step: optimizer steps done of `steps`; of a resumable cell those in its checkpoint.  seconds: spent so far, all attempts.
+    num_gpus: held by the cell, 0 on CPUs.  note: why a cell has failed or is stale.
     """
 
     cell: Cell
@@ -86,8 +86,8 @@ def _status(layout: Layout, settings: Settings, cell: Cell) -> CellStatus:
     status = replace(_with_progress(status, folder), seconds_left=None)
     if failure_path(folder).exists():
         return replace(status, state="failed", note=" ".join(str(read_json(failure_path(folder))["message"]).split()))
-    resumable = any((folder / "checkpoints").glob("step_*"))
-    return replace(status, state="resumable") if resumable else replace(status, step=0)
+    checkpoints = [int(path.name.removeprefix("step_")) for path in (folder / "checkpoints").glob("step_*")]
+    return replace(status, state="resumable", step=max(checkpoints)) if checkpoints else replace(status, step=0)
 
 
 def _state_folder(layout: Layout, cell: Cell, settings: str) -> Path | None:

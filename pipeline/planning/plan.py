@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Console
 
 from pipeline.artifacts import Layout, read_json, write_json
-from pipeline.config import Settings
+from pipeline.config import Settings, changed_settings
 from pipeline.planning.calibrate import calibrated
 from pipeline.planning.constants import DEVICES
 from pipeline.planning.estimate import Plan, as_json, plan_run
@@ -44,7 +45,7 @@ def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console
     """
     plan = plan_run(settings, options.gpu, options.response_tokens)
     if options.measured:
-        rates = calibrated(plan, [read_json(path) for path in sorted(layout.results.glob("cells/*/lag*/seed*/run.json"))])
+        rates = calibrated(plan, _finished_runs(settings, layout))
         plan = plan_run(settings, options.gpu, options.response_tokens, rates)
     show_plan(plan, console)
     if settings.model.path and options.response_tokens is None:
@@ -60,6 +61,13 @@ def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console
     if options.signal_lead_s is not None:
         check_lead(plan, options.signal_lead_s, console)
     return plan
+
+
+def _finished_runs(settings: Settings, layout: Layout) -> list[dict[str, Any]]:
+    """run.json of the cells that were made with these very settings."""
+    paths = {cell: layout.cell(cell) / "run.json" for cell in settings.all_cells()}
+    runs = {cell: read_json(path) for cell, path in paths.items() if path.exists()}
+    return [run for cell, run in runs.items() if not changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))]
 
 
 def check_lead(plan: Plan, lead_s: float, console: Console) -> None:

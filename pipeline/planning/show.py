@@ -21,26 +21,33 @@ _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 def seconds(value: Interval) -> str:
     """An interval of seconds in the unit that its upper end asks for."""
     size, unit = next(((size, unit) for size, unit in _UNITS if value.high >= 2 * size), (1.0, "s"))
-    return f"{number(value / size)} {unit}"
+    return f"{number(value / size, digits=2)} {unit}"
 
 
-def number(value: Interval) -> str:
-    """An interval with three significant digits."""
-    low, high = (_digits(end) for end in value.pair())
+def number(value: Interval, digits: int = 3) -> str:
+    """An interval with that many significant digits."""
+    low, high = (_digits(end, digits) for end in value.pair())
     return low if low == high else f"{low} - {high}"
 
 
-def _digits(value: float) -> str:
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+def _digits(value: float, digits: int = 3) -> str:
+    return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
 def size_text(value: Interval | float) -> str:
     """Bytes in the unit that fits."""
     interval = value if isinstance(value, Interval) else Interval.point(value)
-    scale, unit = next(((s, u) for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if interval.high >= s), (1e3, "kB"))
-    return f"{number(interval / scale)} {unit}"
+    return _scaled(interval, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
+
+
+def token_text(value: Interval) -> str:
+    """Numbers of tokens, in billions, millions or thousands."""
+    return _scaled(value, ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")))
+
+
+def _scaled(value: Interval, units: tuple[tuple[float, str], ...]) -> str:
+    scale, unit = next((pair for pair in units if value.high >= pair[0]), units[-1])
+    return f"{number(value / scale)} {unit}"
 
 
 def show_plan(plan: Plan, console: Console) -> None:
@@ -55,8 +62,8 @@ def show_plan(plan: Plan, console: Console) -> None:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False)
-    for number_, column in enumerate(columns):
-        table.add_column(column, justify="left" if number_ == 0 else "right", overflow="fold")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold", no_wrap=position == 0)
     return table
 
 
@@ -64,12 +71,12 @@ def _cell_table(plan: Plan) -> Table:
     table = _table(
         f"preset {plan.settings.preset}: {len(plan.cells)} cells on {plan.placement.num_devices or 'CPU'} "
         f"{plan.placement.device.name if plan.placement.num_devices else ''}".rstrip(),
-        *("cell", "steps at lag", "tokens, 1e9", "wall", "GPU-hours"),
+        *("cell", "steps at lag", "tokens", "wall", "GPU-hours"),
         *("generate", "train", "reference KL", "quantile", "publish", "evaluate"),
     )
     for cell in plan.cells:
         parts = (seconds(cell.part(name)) for name in ("generate", "train", "reference_kl", "quantile", "publish", "evaluate"))
-        tokens = number(cell.workload.tokens / 1e9)
+        tokens = token_text(cell.workload.tokens)
         table.add_row(
             str(cell.cell), lags_text(cell.workload.lag_histogram), tokens, seconds(cell.wall_s), _gpu_hours(cell), *parts
         )
@@ -96,7 +103,7 @@ def _total_lines(plan: Plan) -> str:
     tokens = sum((cell.workload.tokens for cell in plan.cells), Interval.point(0.0))
     logs = sum(cell.log_bytes for cell in plan.cells)
     return (
-        f"total: {number(tokens / 1e9)} x 1e9 response tokens, {seconds(wall)} one after the other, "
+        f"total: {token_text(tokens)} response tokens, {seconds(wall)} one after the other, "
         f"{number(plan.gpu_hours)} GPU-hours, logs {size_text(logs)}, checkpoints {size_text(plan.finished_disk_bytes)} kept and "
         f"at most {size_text(plan.running_disk_bytes)} while all cells run\n"
     )
@@ -113,7 +120,7 @@ def _show_memory(plan: Plan, console: Console) -> None:
     )
     console.print(_memory_table(title, trainer))
     console.print("fits " + ", ".join(f"{limit} GB: {'yes' if fits(trainer, limit * GB) else 'NO'}" for limit in (80, 141)) + "\n")
-    title = f"a rollout GPU: {servers.count} servers of TP{servers.tensor_parallel}, memory fraction {servers.memory_fraction}"
+    title = f"a rollout GPU: servers of TP{servers.tensor_parallel}, memory fraction {servers.memory_fraction}"
     console.print(_memory_table(f"{title}, {device.name}", server_memory(plan.size, device, servers)))
     context = plan.settings.rollout.context_length
     limits = ((80, DEVICES["H100"]), (141, DEVICES["H200"]))
@@ -166,7 +173,9 @@ def _constant_table(plan: Plan) -> Table:
 
 
 def _scientific(value: Interval) -> str:
-    return number(value) if 1e-2 <= value.high < 1e5 else f"{value.low:.2g} - {value.high:.2g}"
+    if 1e-2 <= value.high < 1e5:
+        return number(value)
+    return f"{value.low:.2g}" if value.low == value.high else f"{value.low:.2g} - {value.high:.2g}"
 
 
 def show_by_length(rows: list[tuple[int, Plan]], console: Console) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.artifacts import Cell, Layout, read_json
+from pipeline.artifacts import Cell, Layout, read_json, write_json
 from pipeline.config import load_settings
 from pipeline.planning.estimate import plan_run
 from pipeline.planning.interval import Interval
@@ -76,6 +76,19 @@ def test_presets_on_cpus_are_planned_without_gpu_tables(tmp_path, monkeypatch):
         text = shown(tmp_path, monkeypatch, preset)
         assert "cells on CPU" in text and "GPU:" not in text
         assert all(cell["gpu_hours"] == [0.0, 0.0] for cell in read_json(tmp_path / "results" / preset / "plan.json")["cells"])
+
+
+def test_only_cells_of_the_present_settings_calibrate(tmp_path, monkeypatch):
+    settings = load_settings(REPOSITORY / "config.yaml", {})
+    cell = Cell("grpo", "1", 0)
+    run = {"method": "grpo", "lag": "1", "seed": 0, "wall_s": {"total": 40.0, "train": 30.0, "publish": 3.0}}
+    path = tmp_path / Layout("tiny").cell(cell) / "run.json"
+    write_json(path, run | {"settings": settings.cell(cell).model_dump(mode="json")})
+    assert "measured: wall_s of 1 runs" in shown(tmp_path, monkeypatch, "tiny", measured=True)
+    changed = settings.cell(cell).model_copy(update={"seed": 1})
+    write_json(path, run | {"settings": changed.model_dump(mode="json")})
+    with pytest.raises(ValueError, match="no finished cell of preset tiny"):
+        shown(tmp_path, monkeypatch, "tiny", measured=True)
 
 
 def test_passes_follow_from_method_and_settings():

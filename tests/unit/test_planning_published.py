@@ -26,7 +26,7 @@ RATIOS = {
     "seconds a step: verl, 96 + 32 H20, asynchronous": 1.59,
     "hours of 400 steps: verl, 128 H20, synchronous": 0.67,
     "hours of 400 steps: verl, 96 + 32 H20, asynchronous": 1.44,
-    "verl, 128 H20: generation of a step": 0.60,
+    "verl, 128 H20: generation of a step": 0.59,
     "verl, 128 H20: old log-probs of a step": 0.93,
     "verl, 128 H20: reference of a step": 1.29,
     "verl, 128 H20: update of a step": 0.95,

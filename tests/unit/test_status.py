@@ -85,9 +85,10 @@ def test_a_cell_is_missing_then_running_then_resumable(settings):
         assert (running.state, running.step, running.steps, running.reward, running.accuracy) == ("running", 4, 8, 0.125, 0.5)
         assert running.seconds_left is not None and running.gpu_hours is None
     assert states(settings) == ["missing", "missing"]  # without a checkpoint it would start over
-    (folder / "checkpoints" / "step_000004").mkdir(parents=True)
+    (folder / "checkpoints" / "step_000003").mkdir(parents=True)
     assert states(settings) == ["resumable", "missing"]
-    assert cell_states(settings)[0].seconds_left is None
+    resumable = cell_states(settings)[0]
+    assert (resumable.step, resumable.seconds_left) == (3, None)  # step 4 is lost
 
 
 def test_a_heartbeat_that_stopped_is_a_dead_cell_and_one_from_the_future_is_not(settings):
