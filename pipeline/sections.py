@@ -79,7 +79,10 @@ class PublishedProblemSettings(ProblemSettings):
 
 
 class ModelSettings(Section):
+    """The policy: the published one at `path`, which must have these sizes, or one of these sizes built from scratch."""
+
     path: str | None
+    revision: str | None
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     num_layers: int = Field(gt=0)
@@ -192,6 +195,7 @@ class ServerSettings(Section):
     memory_fraction: float = Field(gt=0, lt=1)
     max_total_tokens: int | None = Field(gt=0)
     max_running_requests: int | None = Field(gt=0)
+    requests_in_flight: int = Field(gt=0)
     attention_backend: str | None
     publication: Literal["disk", "tensor", "distributed"]
     verify_interval: int = Field(gt=0)
@@ -285,12 +289,3 @@ class BasePolicySettings(Section):
 
     model: ModelSettings
     warm_start: WarmStartSettings
-
-    def buildable(self) -> BasePolicySettings:
-        """These settings, or a SettingsError where they name a model that cannot be fetched yet."""
-        if self.model.path is not None:
-            raise SettingsError(
-                f"model.path {self.model.path!r}: only policies built from the sizes under `model` can be prepared so far; "
-                "set model.path to null"
-            )
-        return self
