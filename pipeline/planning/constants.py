@@ -51,7 +51,8 @@ class Rates:
 
     train_flops: achieved per device in the trainer.  decode_efficiency: share of the roofline (bandwidth or peak).  decode_floor_s:
     what a decode step takes besides, per layer.  publish_bandwidth, publish_floor_s: one publication of the weights.
-    disk_bandwidth: writing a checkpoint.  startup_s: from the start of a cell to its first step.  server_host_bytes,
+    scratch_bandwidth: writing a published version to its folder.  disk_bandwidth, hash_bandwidth: writing a checkpoint, and
+    reading it back for its SHA-256.  startup_s: from the start of a cell to its first step.  server_host_bytes,
     rank_host_bytes: host memory of one rollout engine and one training rank, weights and states apart.
     """
 
@@ -60,7 +61,9 @@ class Rates:
     decode_floor_s: Constant
     publish_bandwidth: Constant
     publish_floor_s: Constant
+    scratch_bandwidth: Constant
     disk_bandwidth: Constant
+    hash_bandwidth: Constant
     startup_s: Constant
     server_host_bytes: Constant
     rank_host_bytes: Constant
@@ -84,13 +87,16 @@ class Pace:
     decode_floor_s: float
     publish_bandwidth: float
     publish_floor_s: float
+    scratch_bandwidth: float
     disk_bandwidth: float
+    hash_bandwidth: float
     startup_s: float
     server_host_bytes: float
     rank_host_bytes: float
 
 
-_FASTER_WHEN_LARGER = ("train_flops", "decode_efficiency", "publish_bandwidth", "disk_bandwidth")
+_BANDWIDTHS = ("publish_bandwidth", "scratch_bandwidth", "disk_bandwidth", "hash_bandwidth")
+_FASTER_WHEN_LARGER = ("train_flops", "decode_efficiency", *_BANDWIDTHS)
 
 _UTILISATION = Constant(
     Interval(0.08, 0.20),
@@ -128,7 +134,11 @@ def gpu_rates(device: Device, publication: str) -> Rates:
         decode_floor_s=Constant(Interval(1e-4, 4e-4), "s per layer", "launches, all-reduce and sampling of a decode step", True),
         publish_bandwidth=_PUBLICATION[publication],
         publish_floor_s=Constant(Interval(0.0, 2.0), "s", "pause of the servers, flush of the cache", True),
+        scratch_bandwidth=Constant(Interval(1.0 * GB, 5.0 * GB), "bytes/s", "all ranks to a node-local disk or memory", True),
         disk_bandwidth=Constant(Interval(1.0 * GB, 5.0 * GB), "bytes/s", "one node's share of a parallel file system", True),
+        hash_bandwidth=Constant(
+            Interval(2.0 * GB, 8.0 * GB), "bytes/s", "SHA-256 at 0.5-2 GB/s a thread, four files at once", True
+        ),
         startup_s=Constant(Interval(120.0, 900.0), "s", "reading 61 GB twice, graph capture", True),
         server_host_bytes=Constant(Interval(2 * GB, 10 * GB), "bytes", "three processes of a server; 2 GB measured on a CPU", True),
         rank_host_bytes=Constant(Interval(4 * GB, 8 * GB), "bytes", "one Megatron-core process", True),
@@ -141,7 +151,9 @@ CPU_TORCH = Rates(
     decode_floor_s=Constant(Interval(1e-3, 4e-3), "s per layer", "results/tiny-reference, generate_s of 128 responses"),
     publish_bandwidth=Constant(Interval.point(1.0 * GB), "bytes/s", "copy in memory", True),
     publish_floor_s=Constant(Interval(5e-3, 3e-2), "s", "results/tiny-reference/cells.csv, publish_s"),
+    scratch_bandwidth=Constant(Interval.point(1.0 * GB), "bytes/s", "a laptop's memory", True),
     disk_bandwidth=Constant(Interval(0.1 * GB, 1.0 * GB), "bytes/s", "a laptop's disk", True),
+    hash_bandwidth=Constant(Interval.point(0.5 * GB), "bytes/s", "SHA-256 on one core, measured: 0.55 GB/s"),
     startup_s=Constant(Interval(1.0, 6.0), "s", "results/tiny-reference/cells.csv, wall_s less its parts"),
     server_host_bytes=Constant(Interval(0.4 * GB, 0.6 * GB), "bytes", "results/tiny-reference/cells.csv, peak_memory_bytes"),
     rank_host_bytes=Constant(Interval(0.4 * GB, 0.6 * GB), "bytes", "results/tiny-reference/cells.csv, peak_memory_bytes"),
@@ -155,7 +167,9 @@ CPU_SERVERS = Rates(
     ),
     publish_bandwidth=Constant(Interval.point(0.5 * GB), "bytes/s", "files on a local disk", True),
     publish_floor_s=Constant(Interval(0.1, 2.0), "s", "one HTTP request per server", True),
+    scratch_bandwidth=Constant(Interval.point(1.0 * GB), "bytes/s", "a laptop's memory", True),
     disk_bandwidth=Constant(Interval(0.1 * GB, 1.0 * GB), "bytes/s", "a laptop's disk", True),
+    hash_bandwidth=Constant(Interval.point(0.5 * GB), "bytes/s", "SHA-256 on one core, measured: 0.55 GB/s"),
     startup_s=Constant(Interval(30.0, 180.0), "s", "start of the servers and ranks on a laptop", True),
     server_host_bytes=Constant(Interval(2 * GB, 3 * GB), "bytes", "SGLang on a laptop: 2.0 GB"),
     rank_host_bytes=Constant(Interval(0.5 * GB, 1.5 * GB), "bytes", "one Megatron-core process", True),

@@ -16,7 +16,7 @@ from pipeline.planning.constants import LENGTH_SPREAD, Pace, Rates
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.placement import Placement, placement_of
-from pipeline.planning.timing import Lengths, generation_s, publication_s, training_s
+from pipeline.planning.timing import Lengths, folder_s, generation_s, training_s, transport_s
 from pipeline.planning.workload import Workload, workload_of
 
 SCHEMA = 1
@@ -51,6 +51,7 @@ class CellEstimate:
     checkpoint_write_s: Interval
     batch_s: Interval
     host_bytes: Interval
+    scratch_bytes: float
     log_bytes: float
     rollout_bytes_per_step: Interval
 
@@ -119,8 +120,8 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
     """Put the parts of one cell together."""
     interval = settings.trainer.checkpoint_interval
     steps = workload.batches * workload.steps_per_batch
-    # asynchronous with a later publication: the newest version and the one that samples the next batch
-    checkpoint = storage.checkpoint_size(size, placement.ranks, published_versions=2 if workload.asynchronous else 1)
+    versions = 2 if workload.asynchronous else 1  # the newest, and the one that samples the next batch
+    checkpoint = storage.checkpoint_size(size, placement.ranks, versions)
     paces = [placement.rates.pace(best) for best in (True, False)]
     low, high = (
         cell_times(workload, size, placement, pace, lengths_of(workload, best), checkpoint, steps // interval)
@@ -133,7 +134,7 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
     replay = workload.routing_replay
     host = Interval(
         *(
-            storage.host_bytes(size, placement.servers, placement.ranks, pace, count, replay)
+            storage.host_bytes(size, placement.servers, placement.ranks, pace, count, replay, bool(workload.passes.reference_kl))
             for pace, count in zip(paces, in_flight.pair(), strict=True)
         )
     )
@@ -147,6 +148,7 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
         checkpoint_write_s=writes,
         batch_s=batch,
         host_bytes=host,
+        scratch_bytes=storage.scratch_bytes(checkpoint, versions),
         log_bytes=storage.log_bytes(steps, workload.evaluated_versions * workload.evaluation_responses),
         rollout_bytes_per_step=Interval(
             *(storage.rollout_bytes(size, count / workload.steps_per_batch, replay) for count in tokens.pair())
@@ -189,7 +191,7 @@ def cell_times(
     generate = flights * generated(workload.flight * workload.responses_per_batch, workload.group_size)
     evaluate = workload.evaluated_versions * generated(workload.evaluation_responses, 1)
     train = trained(workload.passes.total)
-    publish = workload.publications * publication_s(size, pace, placement.ranks.weight_bytes)
+    publish = workload.publications * _publish_s(size, placement, pace)
     save = num_checkpoints * checkpoint.write_s(pace)
     first = generate / flights
     slow = pace == placement.rates.pace(best=False)
@@ -208,6 +210,11 @@ def cell_times(
         checkpoint=save,
         total=pace.startup_s + loop + publish + save,
     )
+
+
+def _publish_s(size: ModelSize, placement: Placement, pace: Pace) -> float:
+    """One publication: the folder that every version becomes, and the way to the servers."""
+    return folder_s(size, pace, placement.ranks.weight_bytes) + transport_s(size, pace, placement.ranks.weight_bytes)
 
 
 def _batch_s(workload: Workload, times: CellTimes, shared: bool) -> float:
@@ -246,5 +253,6 @@ def _cell_json(estimate: CellEstimate) -> dict[str, Any]:
         "checkpoint_bytes": estimate.checkpoint.bytes,
         "checkpoint_write_s": estimate.checkpoint_write_s.pair(),
         "host_bytes": estimate.host_bytes.pair(),
+        "scratch_bytes": estimate.scratch_bytes,
         "log_bytes": estimate.log_bytes,
     }

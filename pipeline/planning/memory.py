@@ -60,7 +60,11 @@ def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_p
             0.0 if ranks.optimizer_offload else optimizer,
             f"{optimizer / GB:.1f} GB in host memory" if ranks.optimizer_offload else "master weights and two moments, float32",
         ),
-        MemoryPart("reference policy", weights * (num_policies - 1), "beside the trained one" if num_policies > 1 else "none"),
+        MemoryPart(
+            "reference policy",
+            0.0,
+            f"{weights / GB:.1f} GB in host memory, lent the weights' place for its pass" if num_policies > 1 else "none",
+        ),
         MemoryPart("activations", activation_bytes(size, ranks, micro_batch_tokens), _activation_note(ranks)),
         MemoryPart("logits", logits, f"{chunk:,} tokens at a time, float32, with softmax and gradient"),
         MemoryPart("context", _CONTEXT_BYTES, "assumed: CUDA, NCCL, fragmentation"),

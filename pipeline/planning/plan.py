@@ -107,6 +107,7 @@ def scenario_of(plan: Plan, gpu: str) -> Scenario:
         lengths=lengths,
         passes=passes,
         synchronous_passes=passes,
+        publish_s=cell.part("publish").mid / max(work.publications, 1),
         publish_interval=lag.broadcast_interval,
         evaluation_responses=work.evaluation_responses,
         evaluation_interval=plan.settings.evaluation.interval,

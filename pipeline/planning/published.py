@@ -13,7 +13,7 @@ from pipeline.planning.constants import DEVICES, Pace, gpu_rates
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import QWEN3_30B_A3B, ModelSize
 from pipeline.planning.placement import Servers
-from pipeline.planning.timing import Lengths, generation_s, publication_s, stream_tokens_per_s, training_s
+from pipeline.planning.timing import Lengths, generation_s, stream_tokens_per_s, training_s, transport_s
 
 _SIZE: ModelSize = QWEN3_30B_A3B
 
@@ -65,7 +65,7 @@ class StepRun:
         generating = self.gpus - (self.train_gpus or 0)
         train = training_s(_SIZE, self.train_gpus or self.gpus, pace, self.lengths, self.responses, self.passes)
         generate = self._generation(pace, Servers(generating // self.tensor_parallel, self.tensor_parallel, 0.85))
-        publish = publication_s(_SIZE, pace)
+        publish = transport_s(_SIZE, pace)
         return (max(generate, train) if self.train_gpus else generate + train) + publish
 
     def _generation(self, pace: Pace, servers: Servers) -> float:
@@ -137,7 +137,7 @@ def comparisons() -> list[Comparison]:
         ("verl, H100, nccl", "distributed", 32.2), ("slime, colocated, before", "tensor", 60.0), ("slime, bucketed", "tensor", 7.0),
         ("AReaL from disk, before", "disk", 60.0), ("AReaL from disk, patched", "disk", 30.0),
     ):  # fmt: skip
-        predicted = _both("H100", lambda pace: publication_s(_SIZE, pace), kind)
+        predicted = _both("H100", lambda pace: transport_s(_SIZE, pace), kind)
         found.append(Comparison(f"publication: {name}", published, predicted, "s", name.split(",")[0], kind))
     return found
 

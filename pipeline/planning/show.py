@@ -141,7 +141,16 @@ def _storage_table(plan: Plan) -> Table:
         cell.cell.lag: cell for cell in reversed(plan.cells)
     }
     replay = {cell.cell.lag: cell for cell in reversed(plan.cells) if cell.workload.routing_replay}
-    columns = ("one checkpoint", "write", "disk, running", "disk, finished", "signal lead, at least", "host memory", "logs")
+    columns = (
+        "one checkpoint",
+        "write",
+        "disk, running",
+        "disk, finished",
+        "signal lead, at least",
+        "host memory",
+        "scratch",
+        "logs",
+    )
     table = _table("disk and host memory of a cell", "lag", *columns, "rollouts of a step, if kept")
     for suffix, cells in (("", by_lag), (" with R3", replay)):
         for lag, cell in sorted(cells.items()):
@@ -154,6 +163,7 @@ def _storage_table(plan: Plan) -> Table:
                 size_text(checkpoint.finished_bytes),
                 seconds(cell.batch_s + cell.checkpoint_write_s),
                 size_text(cell.host_bytes),
+                size_text(cell.scratch_bytes),
                 size_text(cell.log_bytes),
                 size_text(cell.rollout_bytes_per_step),
             )

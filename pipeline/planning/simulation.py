@@ -21,7 +21,7 @@ from pipeline.planning.constants import Device, Pace
 from pipeline.planning.decode_pool import DecodePool, StepTime
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.placement import Servers
-from pipeline.planning.timing import Lengths, decode_step_s, generation_s, publication_s, slots_of, training_s
+from pipeline.planning.timing import Lengths, decode_step_s, generation_s, slots_of, training_s
 
 Regime = Literal["synchronous", "batchwise", "streaming"]
 REGIMES: tuple[Regime, ...] = ("synchronous", "batchwise", "streaming")
@@ -31,7 +31,7 @@ _WARM_UP = 2  # steps before the rate is measured: the streaming pool fills up f
 @dataclass(frozen=True)
 class Scenario:
     """What is simulated. lengths.longest: the cap.  passes: of the trainer, per token; a synchronous run may need more, where it
-    recomputes old log-probs.  max_lag: of streaming, in batches.
+    recomputes old log-probs.  publish_s: of one publication.  max_lag: of streaming, in batches.
 
     train_share: GPUs that train, where they are apart.  evaluation_responses every evaluation_interval batches, on the servers.
     """
@@ -47,6 +47,7 @@ class Scenario:
     lengths: Lengths
     passes: float
     synchronous_passes: float
+    publish_s: float
     max_lag: int = 1
     publish_interval: int = 1
     evaluation_responses: int = 0
@@ -171,7 +172,7 @@ def _drain(pool: DecodePool) -> None:
 
 def _publish_s(scenario: Scenario, batch: int) -> float:
     due = (batch + 1) % scenario.publish_interval == 0
-    return publication_s(scenario.size, scenario.pace) if due else 0.0
+    return scenario.publish_s if due else 0.0
 
 
 def _result(scenario: Scenario, regime: Regime, pool: DecodePool, marks: list[tuple[float, float, float, float]]) -> Simulated:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.planning.constants import DEVICES, gpu_rates
 from pipeline.planning.model_size import QWEN3_30B_A3B, QWEN25_7B, ModelSize
 from pipeline.planning.simulation import Regime, Scenario, simulate_cell
-from pipeline.planning.timing import Lengths
+from pipeline.planning.timing import Lengths, transport_s
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def scenario(
     recomputed where training is synchronous, and taken from the servers where it is not.
     """
     pace = gpu_rates(DEVICES[device], "distributed").middle()
-    return Scenario(size, DEVICES[device], pace, gpus, 0.5, tensor_parallel, responses, 16, lengths, *passes, max_lag=lag)
+    publish_s = transport_s(size, pace)
+    return Scenario(size, DEVICES[device], pace, gpus, 0.5, tensor_parallel, responses, 16, lengths, *passes, publish_s, lag)
 
 
 _SHORT = Lengths(prompt=100, response=3100, longest=4096, spread=0.3)

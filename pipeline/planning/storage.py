@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.constants import Pace
-from pipeline.planning.memory import optimizer_bytes
+from pipeline.planning.memory import optimizer_bytes, parameters_per_rank
 from pipeline.planning.model_size import FP32, ModelSize
 from pipeline.planning.placement import Ranks, Servers
 
@@ -18,35 +18,49 @@ _EVALUATION_ROW_BYTES = 4  # a row of evals.parquet, compressed, measured in pre
 
 @dataclass(frozen=True)
 class CheckpointSize:
-    """One checkpoint and what it takes on disk: while the cell runs (a third is being written) and once it has finished."""
+    """One checkpoint and what it takes on disk: while the cell runs (a third is being written) and once it has finished.
+
+    bytes: the whole of it.  weights_bytes: of one version of the weights, as the best and the last are retained beside it.
+    """
 
     bytes: float
-    retained_bytes: float
+    weights_bytes: float
 
     @property
     def running_bytes(self) -> float:
-        return (_KEPT_CHECKPOINTS + 1) * self.bytes + 3 * self.retained_bytes
+        return (_KEPT_CHECKPOINTS + 1) * self.bytes + 3 * self.weights_bytes
 
     @property
     def finished_bytes(self) -> float:
-        return _KEPT_CHECKPOINTS * self.bytes + 2 * self.retained_bytes
+        return _KEPT_CHECKPOINTS * self.bytes + 2 * self.weights_bytes
 
     def write_s(self, pace: Pace) -> float:
-        return self.bytes / pace.disk_bandwidth
+        """Every file is written, then read back for its hash."""
+        return self.bytes / pace.disk_bandwidth + self.bytes / pace.hash_bandwidth
 
 
 def checkpoint_size(size: ModelSize, ranks: Ranks, published_versions: int) -> CheckpointSize:
-    """Master weights and moments in float32, and the published versions still needed; retained: best and last weights."""
+    """Weights, two float32 moments, float32 main weights where the weights are not, and the published versions still needed."""
+    state = ranks.weight_bytes + 2 * FP32 + (FP32 if ranks.weight_bytes < FP32 else 0)
     weights = size.weight_bytes(ranks.weight_bytes)
-    return CheckpointSize(3 * FP32 * size.parameters + published_versions * weights, weights)
+    return CheckpointSize(state * size.parameters + published_versions * weights, weights)
 
 
-def host_bytes(size: ModelSize, servers: Servers, ranks: Ranks, pace: Pace, tokens_in_flight: float, routing_replay: bool) -> float:
-    """Host memory of a cell: offloaded states, two published versions, rollouts in flight, the processes themselves."""
+def scratch_bytes(checkpoint: CheckpointSize, published_versions: int) -> float:
+    """Node-local folders of the published versions: those needed and the one that is being written."""
+    return (published_versions + 1) * checkpoint.weights_bytes
+
+
+def host_bytes(
+    size: ModelSize, servers: Servers, ranks: Ranks, pace: Pace, tokens_in_flight: float, routing_replay: bool, reference: bool
+) -> float:
+    """Host memory of a cell: offloaded states, rollouts in flight, the processes, and the reference policy with the place where the
+    trained weights wait while it has theirs. Scratch folders are apart, also where they are in memory.
+    """
     offloaded = ranks.count * optimizer_bytes(size, ranks) if ranks.optimizer_offload else 0.0
-    rollouts = rollout_bytes(size, tokens_in_flight, routing_replay)
+    exchanged = 2 * reference * ranks.count * sum(parameters_per_rank(size, ranks)) * ranks.weight_bytes
     processes = servers.count * pace.server_host_bytes + ranks.count * pace.rank_host_bytes
-    return offloaded + 2 * size.weight_bytes(ranks.weight_bytes) + rollouts + processes
+    return offloaded + exchanged + rollout_bytes(size, tokens_in_flight, routing_replay) + processes
 
 
 def log_bytes(steps: int, evaluation_rows: int) -> float:

@@ -94,6 +94,11 @@ def training_s(size: ModelSize, ranks: int, pace: Pace, lengths: Lengths, respon
     return tokens * passes * size.forward_flops(lengths.context) / (ranks * pace.train_flops)
 
 
-def publication_s(size: ModelSize, pace: Pace, bytes_per_value: int = BF16) -> float:
-    """Seconds from the trainer's weights to the servers'."""
+def folder_s(size: ModelSize, pace: Pace, bytes_per_value: int = BF16) -> float:
+    """Seconds in which a version of the weights becomes a folder of files."""
+    return size.weight_bytes(bytes_per_value) / pace.scratch_bandwidth
+
+
+def transport_s(size: ModelSize, pace: Pace, bytes_per_value: int = BF16) -> float:
+    """Seconds from the trainer's weights, or their folder, to the servers'."""
     return pace.publish_floor_s + size.weight_bytes(bytes_per_value) / pace.publish_bandwidth
