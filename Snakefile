@@ -35,6 +35,7 @@ wildcard_constraints:
 
 localrules:
     reproduce,
+    audit,
     collect,
     table1,
     figures,
@@ -93,9 +94,9 @@ rule train_cell:
         run=f"{CELL}/run.json",
         steps=f"{CELL}/steps.parquet",
         evals=f"{CELL}/evals.parquet",
+    threads: settings.trainer.threads
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
-    threads: settings.trainer.threads
     shell:
         "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
         "--state {params.state} --out $(dirname {output.run})"
@@ -164,3 +165,12 @@ rule report:
         f"{paths.results}/report.md",
     shell:
         "{pipeline} report --settings {rules.collect.input.settings}"
+
+
+rule audit:
+    input:
+        REFERENCE,
+    output:
+        "docs/audit.md",
+    shell:
+        "{pipeline} audit --out {output}"

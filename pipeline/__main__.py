@@ -138,6 +138,14 @@ def report(settings: SettingsFile) -> None:
 
 
 @app.command()
+def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
+    """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
+    from pipeline.audit.page import audit_stage
+
+    audit_stage(out)
+
+
+@app.command()
 def grade(
     file: Annotated[Path, typer.Argument(help="JSON lines, each {response, gold}.")],
     policy: Annotated[Literal["primemath", "strict"], typer.Option(help="primemath (the reward) or strict.")] = "primemath",
