@@ -72,13 +72,16 @@ class Context:
 
     def contrast(self, groups: Sequence[tuple[float, NDArray[np.bool_]]]) -> Callable[[float], Interval]:
         """The interval of a weighted sum of accuracies, for any level; every call draws the same problems."""
-        return lambda level: contrast_interval(groups, np.random.default_rng(self.seed), draws=self.draws, level=level)
+        return lambda level: contrast_interval(
+            groups, np.random.default_rng(self.seed), draws=self.draws, level=level, cautious=level > self.level
+        )
 
     def ratio(self, a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> Callable[[float], Interval]:
         """The interval of a ratio of means, for any level."""
 
         def make(level: float) -> Interval:
-            log = log_ratio_of_means(a, b, np.random.default_rng(self.seed), draws=self.draws, level=level)
+            rng = np.random.default_rng(self.seed)
+            log = log_ratio_of_means(a, b, rng, draws=self.draws, level=level, cautious=level > self.level)
             return Interval(
                 float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value
             )
