@@ -1,9 +1,10 @@
 """Cells on disk -> one summary table, a row for every run of the settings: read, missing or damaged.
 
 cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last,
-tail_mean of the held-out curve; fresh_last and fresh_best from the scoring problems; mismatch over the last quarter and the whole
-run; collapse with cause and onset; the realised lag histogram; times and memory. NaN means "not measured", never "not finite":
-non-finite steps are left out of the means and counted in nonfinite_steps.
+tail_mean of the held-out curve; unbiased_best and best_inflation (evaluation/selection.py); fresh_last and fresh_best from the
+scoring problems; mismatch over the last quarter and the whole run; collapse with cause and onset, and the step where mismatch leaves
+its band; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left out
+of the means and counted in nonfinite_steps.
 """
 
 from __future__ import annotations
@@ -19,25 +20,28 @@ import pandas as pd
 import pyarrow as pa
 
 from pipeline.artifacts import Cell, Layout, atomic_path, write_text
-from pipeline.assemble.collapse import Collapse, find_collapse
+from pipeline.assemble.collapse import Collapse, find_collapse, leaves_band
 from pipeline.assemble.runs import CellRun, Results, read_results
 from pipeline.config import Settings
 from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
+from pipeline.evaluation.selection import unbiased_best
 from pipeline.objective.methods import METHODS
 
 TAIL = 0.25
+SPLIT_SEED = 1729
 
 COLUMNS: dict[str, str] = {
     "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
     "num_evaluations": "Int64", "num_versions": "Int64", "best": "float64", "best_step": "Int64", "last": "float64",
-    "tail_mean": "float64", "fresh_best": "float64", "fresh_last": "float64", "fresh_last_pass_at_k": "float64",
-    "gain_last": "float64", "gain_best": "float64", "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64",
-    "mismatch_peak": "float64", "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str",
-    "onset_step": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64", "lag_mean": "float64", "lag_max": "Int64",
-    "lag_histogram": "str", "response_length_mean": "float64", "truncated_share": "float64", "zero_variance_share": "float64",
-    "clip_share": "float64", "sat_gate_share_max": "float64", "wall_s": "float64", "wait_s": "float64", "train_s": "float64",
-    "publish_s": "float64", "evaluate_s": "float64", "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64",
-    "fingerprint": "str", "git_revision": "str",
+    "tail_mean": "float64", "unbiased_best": "float64", "best_inflation": "float64", "fresh_best": "float64",
+    "fresh_last": "float64", "fresh_last_pass_at_k": "float64", "gain_last": "float64", "gain_best": "float64",
+    "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64", "mismatch_peak": "float64",
+    "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str", "onset_step": "Int64",
+    "mismatch_leaves_band": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64", "lag_mean": "float64",
+    "lag_max": "Int64", "lag_histogram": "str", "response_length_mean": "float64", "truncated_share": "float64",
+    "zero_variance_share": "float64", "clip_share": "float64", "sat_gate_share_max": "float64", "wall_s": "float64",
+    "wait_s": "float64", "train_s": "float64", "publish_s": "float64", "evaluate_s": "float64", "cpu_s": "float64",
+    "peak_memory_bytes": "Int64", "resumed": "Int64", "fingerprint": "str", "git_revision": "str",
 }  # fmt: skip
 
 
@@ -93,6 +97,7 @@ def summarise_run(run: CellRun, results: Results) -> dict[str, Any]:
         row["fresh_last_pass_at_k"] = pass_at_k(run.score["last"], run.score["last"].shape[1])
     collapse = collapse_of(run, results)
     row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
+    row["mismatch_leaves_band"] = leaves_band(mismatch_series(run))
     return row | {"nonfinite_steps": len(nonfinite), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
 
 
@@ -142,11 +147,14 @@ def lag_histogram(run: CellRun) -> Counter[int]:
 def _curve_summary(run: CellRun) -> dict[str, Any]:
     points = run.accuracy_by_step
     best = best_over_versions(points["policy_version"], points["accuracy"])
+    selection = unbiased_best(run.outcomes_by_version, np.random.default_rng(SPLIT_SEED))
     return {
         "num_evaluations": len(points),
         "num_versions": int(points["policy_version"].nunique()),
         "best": float(points["accuracy"].iloc[best]),
         "best_step": int(points["step"].iloc[best]),
+        "unbiased_best": selection.unbiased,
+        "best_inflation": selection.inflation,
         "last": float(points["accuracy"].iloc[-1]),
         "tail_mean": tail_mean(points["step"], points["accuracy"], len(run.steps), TAIL),
     }

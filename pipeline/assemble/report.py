@@ -31,7 +31,7 @@ from pipeline.config import Settings
 from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import METHODS
 
-COLUMN_NAMES = ("Best", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
+COLUMN_NAMES = ("Best", "Unbiased", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
 OUTCOME_ORDER = ("correct", "incorrect", "no_answer", "timeout", "error")
 NUM_EXAMPLES = 8
 

@@ -80,6 +80,15 @@ class CellRun:
         )
 
     @cached_property
+    def outcomes_by_version(self) -> NDArray[np.bool_]:
+        """Held-out outcomes [versions, problems, samples] of every version that was evaluated, each once, in order of the steps."""
+        rows = self.evaluations[~self.evaluations["repeated"].to_numpy(dtype=bool)]
+        problem, problems = pd.factorize(rows["problem_id"], sort=True)
+        sample, samples = pd.factorize(rows["sample"], sort=True)
+        order = np.lexsort((sample, problem, rows["step"].to_numpy()))
+        return rows["correct"].to_numpy(dtype=bool)[order].reshape(-1, len(problems), len(samples))
+
+    @cached_property
     def score(self) -> Mapping[str, NDArray[np.bool_]]:
         """Fresh outcomes [problems, samples] by checkpoint (best, last), problems in order of their id; empty where not scored."""
         if self.scores is None:

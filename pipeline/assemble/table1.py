@@ -23,6 +23,7 @@ from pipeline.objective.methods import METHODS, TABLE_1
 
 LAGS = ("1", "8")
 MISSING = "–"
+COLUMNS = ("best", "unbiased best", "last", "tail mean", "fresh last", "mismatch", "collapsed")
 INTERVAL_SEED = 26071
 
 
@@ -38,6 +39,8 @@ class Row:
     seeds_expected: int
     best: float
     best_step: str
+    unbiased_best: float
+    best_inflation: float
     last: float
     tail_mean: float
     fresh_best: float
@@ -120,6 +123,8 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
         seeds_expected=len(cells),
         best=float(read["best"].mean()),
         best_step=_join(read["best_step"]),
+        unbiased_best=float(read["unbiased_best"].mean()),
+        best_inflation=float(read["best_inflation"].mean()),
         last=float(read["last"].mean()),
         tail_mean=float(read["tail_mean"].mean()),
         fresh_best=fresh["best"].estimate,
@@ -171,23 +176,25 @@ def collapse_mark(row: Row) -> str:
 
 
 def headings(lags: Sequence[str]) -> list[str]:
-    return [f"{name} ({lag})" for lag in lags for name in ("best", "last", "tail mean", "fresh last", "mismatch", "collapsed")]
+    return [f"{name} ({lag})" for lag in lags for name in COLUMNS]
 
 
 def cells_of(row: Row | None) -> list[str]:
-    """The six table cells of a method at a lag."""
+    """The table cells of a method at a lag, one for each of COLUMNS."""
     if row is None:
-        return [MISSING] * 6
+        return [MISSING] * len(COLUMNS)
     fresh = f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
-    return [percent(row.best), percent(row.last), percent(row.tail_mean), fresh, small(row.mismatch), collapse_mark(row)]
+    unbiased = MISSING if np.isnan(row.unbiased_best) else f"{percent(row.unbiased_best)} ({-100 * row.best_inflation:+.1f})"
+    scores = [percent(row.best), unbiased, percent(row.last), percent(row.tail_mean), fresh]
+    return [*scores, small(row.mismatch), collapse_mark(row)]
 
 
 def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
-    """For each block, lag and accuracy column (0..3): the method with the highest value; none in a block of one."""
+    """For each block, lag and accuracy column (0..4): the method with the highest value; none in a block of one."""
     best: dict[tuple[str, str, int], tuple[float, str]] = {}
     counts = {block.name: len(block.methods) for block in blocks(rows)}
     for row in rows:
-        for column, value in enumerate((row.best, row.last, row.tail_mean, row.fresh_last)):
+        for column, value in enumerate((row.best, row.unbiased_best, row.last, row.tail_mean, row.fresh_last)):
             key = (row.block, row.lag, column)
             if not np.isnan(value) and counts[row.block] > 1 and value > best.get(key, (-1.0, ""))[0]:
                 best[key] = (value, row.method)
@@ -203,8 +210,9 @@ def notes(rows: Sequence[Row], results: Results) -> list[str]:
         "Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, "
         f"{problems.evaluation_count} "
         f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and "
-        "inflated by "
-        f"being a maximum. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
+        "inflated by being a maximum. unbiased best: the checkpoint chosen on one half of the samples and scored on the other, "
+        "mean over random splits; in brackets by how much that lies below best, which is the inflation of best to be expected in "
+        f"this cell. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
         "last checkpoint, "
         f"with the 95 % interval over {over}.",
         "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † "
@@ -247,9 +255,9 @@ def render_latex(rows: Sequence[Row], results: Results) -> str:
     lead = leaders(rows)
     parts = [f"% Table 1, preset {results.settings.preset}; needs booktabs"]
     for block in blocks(rows):
-        groups = " & ".join(f"\\multicolumn{{6}}{{c}}{{Lag {lag}}}" for lag in block.lags)
-        head = " & ".join("Best & Last & Tail & Fresh last & $d_\\pi$ & Coll." for _ in block.lags)
-        parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rrrlrr' * len(block.lags)}}}", "\\toprule"]
+        groups = " & ".join(f"\\multicolumn{{{len(COLUMNS)}}}{{c}}{{Lag {lag}}}" for lag in block.lags)
+        head = " & ".join("Best & Unbiased best & Last & Tail & Fresh last & $d_\\pi$ & Coll." for _ in block.lags)
+        parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rlrrlrr' * len(block.lags)}}}", "\\toprule"]
         parts += [f" & {groups} \\\\", f"Method & {head} \\\\", "\\midrule"]
         for method in block.methods:
             line = [METHODS[method].label]

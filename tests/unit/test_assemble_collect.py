@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.collapse import find_collapse, lasting_fall
+from pipeline.assemble.collapse import find_collapse, lasting_fall, leaves_band
 from pipeline.assemble.collect import COLUMNS, collect_stage, lag_histogram, mismatch_series, read_summary, summarise
+from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
 from tests.unit import synthetic_results as synthetic
 
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 METHODS = ["grpo", "gspo", "gspo-tis", "sat-gspo-r3"]
 BROKEN = {
     "truncated": Cell("grpo", "8", 1),
@@ -96,6 +98,7 @@ def test_planted_numbers_come_back(run, table):
     assert found["best"] == pytest.approx(by_step.max())
     assert found["best_step"] == by_step.idxmax()
     assert found["last"] == pytest.approx(by_step.iloc[-1])
+    assert found["best_inflation"] == pytest.approx(found["best"] - found["unbiased_best"]) and found["best_inflation"] > 0
     assert found["tail_mean"] == pytest.approx(by_step[by_step.index >= 150].mean())
     assert found["mismatch"] == pytest.approx(steps["mismatch"].iloc[150:].mean())
     assert found["mismatch_peak"] == pytest.approx(steps["mismatch"].max())
@@ -109,6 +112,7 @@ def test_collapse_is_found_where_it_was_planted(table):
     planted = row(table, "gspo", "8", 0)
     assert planted["collapse_cause"] in ("accuracy", "reward")
     assert 120 < planted["onset_step"] < 165
+    assert 120 < planted["mismatch_leaves_band"] < 160 and pd.isna(row(table, "grpo", "8", 0)["mismatch_leaves_band"])
 
 
 def test_a_nonfinite_step_is_counted_and_kept_out_of_the_means(table):
@@ -175,10 +179,36 @@ def test_a_missing_summary_names_the_remedy(tmp_path):
         ([0.1, 0.1, 0.1], None),  # flat
         ([0.6, 0.5, 0.37, 0.361], None),  # above 0.36 throughout
         ([0.6, np.nan, 0.2, 0.1], 2),  # an unknown value is not below
+        ([0.6, 0.2, 0.4, 0.3, 0.45], 1),  # back above 0.36, but never to 0.48
+        ([0.6, 0.2, 0.2, 0.5, 0.2], None),  # back to 0.48, and one low value after it
     ],
 )
 def test_a_fall_must_last_to_the_end(values, onset):
     assert lasting_fall(values) == onset
+
+
+@pytest.mark.parametrize(("lag", "onset"), [("1", None), ("8", 439)])
+def test_the_rule_on_the_published_scores_of_gspo(lag, onset):
+    """Figure 3: at lag 8 accuracy falls for good at about step 440, at lag 1 never."""
+    curve = read_reference(REFERENCE).curve("3", "gspo", lag, "aime24")
+    points = pd.DataFrame({"step": curve.index, "repeated": False, "accuracy": curve.to_numpy() / 100})
+    steps = pd.DataFrame({"step": range(30), "reward_mean": 0.5})
+    assert find_collapse(points, steps, [], 0.0938).onset_step == onset
+
+
+def test_the_published_mismatch_of_gspo_leaves_its_band_at_lag_8_alone():
+    """A hundred steps before the accuracy falls."""
+    reference = read_reference(REFERENCE)
+    assert 330 <= leaves_band(reference.curve("4b", "gspo", "8", "mismatch")) <= 360
+    assert leaves_band(reference.curve("page", "gspo", "1", "mismatch")) is None
+
+
+def test_a_band_is_left_for_good_or_not_at_all():
+    """Flat, one burst, and a lasting rise of three times; the eight-batch mean passes twice its minimum after five high batches."""
+    flat = pd.Series(np.full(60, 0.01))
+    burst, rise = flat.copy(), flat.copy()
+    burst[20:35], rise[20:] = 0.05, 0.03
+    assert (leaves_band(flat), leaves_band(burst), leaves_band(rise)) == (None, None, 24)
 
 
 def test_a_run_below_the_base_from_the_start_has_collapsed():

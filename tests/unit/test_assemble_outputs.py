@@ -89,8 +89,19 @@ def test_table_shows_collapse_and_absence():
     gspo = next(line for line in text.splitlines() if line.startswith("| GSPO |"))
     dppo = next(line for line in text.splitlines() if line.startswith("| DPPO |"))
     assert gspo.rstrip("| ").endswith("† 1/1") and gspo.count("†") == 1
-    assert dppo.split("|")[8:14] == [" – "] * 6
+    assert dppo.split("|")[9:16] == [" – "] * 7
     assert "Not complete: DPPO lag 8 (0 of 1 seeds)" in text
+
+
+def test_table_prints_the_inflation_of_best_in_every_cell():
+    """unbiased best (what choosing the best added), and best = the two together."""
+    text = (OUT / "table1.md").read_text()
+    for row in table_rows():
+        if row.seeds_read:
+            assert row.best == pytest.approx(row.unbiased_best + row.best_inflation, abs=1e-5)
+            assert f"{100 * row.unbiased_best:.1f} ({-100 * row.best_inflation:+.1f})" in text
+    read = [row.best_inflation for row in table_rows() if row.seeds_read]
+    assert 0.005 < np.mean(read) < 0.05
 
 
 def test_latex_has_as_many_columns_as_it_announces():
