@@ -39,9 +39,8 @@ ablations: setup
 	$(RUN)
 
 # make report      assemble the table, figures, diff and report from the cells there are, finished or not
-STAGES = collect table1 figures diff report
 report: setup
-	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(SHOWN)/settings/run.json || exit 1; done
+	$(VENV)/bin/python -m pipeline assemble --preset $(SHOWN)
 
 # make reference   copy what results/tiny-reference shows from results/tiny
 KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html

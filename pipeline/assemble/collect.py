@@ -2,9 +2,9 @@
 
 cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last,
 tail_mean of the held-out curve; unbiased_best and best_inflation (evaluation/selection.py); fresh_last and fresh_best from the
-scoring problems; mismatch over the last quarter and the whole run; collapse with cause and onset, and the step where mismatch leaves
-its band; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left out
-of the means and counted in nonfinite_steps.
+scoring problems; mismatch over the last quarter and the whole run; collapse with cause and onset, and the step where mismatch
+leaves its band; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are
+left out of the means and counted in nonfinite_steps.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipeline.artifacts import Cell, Layout, atomic_path, write_text
-from pipeline.assemble.collapse import Collapse, find_collapse, leaves_band
-from pipeline.assemble.runs import CellRun, Results, read_results
-from pipeline.config import Settings
+from pipeline.artifacts import Cell, atomic_path, write_text
+from pipeline.assemble.collapse import leaves_band
+from pipeline.assemble.runs import CellRun, Results
 from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
 from pipeline.evaluation.selection import unbiased_best
 from pipeline.objective.methods import METHODS
@@ -45,9 +44,9 @@ COLUMNS: dict[str, str] = {
 }  # fmt: skip
 
 
-def collect_stage(layout: Layout, settings: Settings, parquet: Path, csv: Path) -> pd.DataFrame:
+def collect_stage(results: Results, parquet: Path, csv: Path) -> pd.DataFrame:
     """Summarise every cell of the run into `parquet` and `csv`; returns the table."""
-    table = summarise(read_results(layout, settings))
+    table = summarise(results)
     with atomic_path(parquet) as temporary:
         table.to_parquet(temporary, index=False)
     write_text(csv, table.to_csv(index=False, float_format="%.6g"))
@@ -88,39 +87,16 @@ def summarise(results: Results) -> pd.DataFrame:
 def summarise_run(run: CellRun, results: Results) -> dict[str, Any]:
     """The numbers of one run, as a row of the summary table."""
     base = {name: avg_at_k(outcomes) for name, outcomes in results.base.items()}
-    nonfinite = nonfinite_steps(run)
     row: dict[str, Any] = _curve_summary(run) | _step_summary(run) | _cost_summary(run.run)
     for name, outcomes in run.score.items():
         row[f"fresh_{name}"] = avg_at_k(outcomes)
         row[f"gain_{name}"] = row[f"fresh_{name}"] - base.get("scoring", np.nan)
     if "last" in run.score:
         row["fresh_last_pass_at_k"] = pass_at_k(run.score["last"], run.score["last"].shape[1])
-    collapse = collapse_of(run, results)
+    collapse = results.collapses[run.cell]
     row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
     row["mismatch_leaves_band"] = leaves_band(mismatch_series(run))
-    return row | {"nonfinite_steps": len(nonfinite), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
-
-
-def collapse_of(run: CellRun, results: Results) -> Collapse:
-    """The collapse rule applied to a run, with the base policy's accuracy where it is known."""
-    base = avg_at_k(results.base["evaluation"]) if "evaluation" in results.base else None
-    return find_collapse(run.accuracy_by_step, run.steps, nonfinite_steps(run), base)
-
-
-def summarise_onsets(results: Results) -> dict[tuple[str, str], list[int]]:
-    """Onset steps of the collapsed runs, by (method, lag)."""
-    onsets: dict[tuple[str, str], list[int]] = {}
-    for cell, run in results.runs.items():
-        collapse = collapse_of(run, results)
-        if collapse.onset_step is not None:
-            onsets.setdefault((cell.method, cell.lag), []).append(collapse.onset_step)
-    return onsets
-
-
-def nonfinite_steps(run: CellRun) -> list[int]:
-    """Steps whose loss or gradient was not finite, by run.json and by the rows."""
-    flagged = run.steps.loc[~run.steps["finite"].astype(bool), "step"].tolist()
-    return sorted({*map(int, flagged), *map(int, run.run.get("nonfinite_steps", []))})
+    return row | {"nonfinite_steps": len(run.nonfinite_steps), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
 
 
 def mismatch_series(run: CellRun, column: str = "mismatch", *, tail: float = 1.0, before: int | None = None) -> pd.Series:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from pipeline.assemble.collect import lag_histogram, summarise_onsets
+from pipeline.assemble.collect import lag_histogram
 from pipeline.assemble.drawing import WINDOW, Drawn, cross_handle, draw_curve, log_axis, mark_collapses, panels, side_legend
 from pipeline.assemble.paper_figures import MISMATCH, finish
 from pipeline.assemble.reference import Reference
@@ -24,7 +24,7 @@ SAT = tuple(name for name, method in METHODS.items() if method.clip_rule == "sat
 def stress_panel(results: Results, reference: Reference) -> Drawn:
     """Reward, held-out accuracy and mismatch of the stress cells under the Figure-1 reading of lag 8; Table 1 has them all."""
     figure, axes = panels(1, 3, 13.5, 4.0, right=2.0)
-    onsets = summarise_onsets(results)
+    onsets = results.onsets
     rows, mismatches = [], []
     for method in results.settings.cells.stress.methods:
         curves: list[tuple[int, Curve | None, int]] = [

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.assemble.collect import summarise_onsets
 from pipeline.assemble.drawing import (
     WINDOW,
     Drawn,
@@ -24,7 +23,7 @@ from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import CSV_COLUMNS, accuracy_curve, paper_rows, step_curve, tidy
 from pipeline.assemble.style import PAPER, colour, nothing, pattern, tint
-from pipeline.evaluation.estimators import avg_at_k, hierarchical_interval
+from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import METHODS, TABLE_1
 
 LAGS = ("1", "8")
@@ -53,7 +52,7 @@ def figure3(results: Results, reference: Reference) -> Drawn:
     figure, axes = panels(1, 2, 11.5, 3.9, between=1.6, right=0.8)
     panel, rows = axes[0, 0], []
     second = paper_axis(panel, "paper: AIME24, %")
-    onsets = summarise_onsets(results)
+    onsets = results.onsets
     for lag in LAGS:
         curve = accuracy_curve(results, "gspo", lag)
         rows.append(draw_paper(second, reference, results.settings.trainer.steps, "3", "gspo", lag, "aime24", LAG_PATTERNS[lag]))
@@ -155,11 +154,10 @@ def figure5(results: Results, reference: Reference) -> Drawn:
                 theirs.bar(index + offset, paper["aime24"], **look)
                 theirs.text(index + offset, paper["aime24"] + 0.3, f"{paper['aime24']:.1f}", ha="center", fontsize=8)
                 rows.append(_bar("paper, table 1", method, lag, "best", paper["aime24"]))
-            outcomes = results.scored(method, lag, "last")
-            if outcomes is None:
+            interval = results.accuracy_interval(method, lag, "last")
+            if np.isnan(interval.estimate):
                 ours.text(index + offset, 1, "–", ha="center", color=PAPER)
                 continue
-            interval = hierarchical_interval(outcomes, np.random.default_rng(5))
             mean, low, high = (100 * value for value in (interval.estimate, interval.low, interval.high))
             ours.bar(index + offset, mean, **look)
             ours.errorbar(index + offset, mean, yerr=[[mean - low], [high - mean]], color=PAPER, capsize=2.5, linewidth=1.2)

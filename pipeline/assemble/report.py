@@ -17,13 +17,13 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from pipeline.artifacts import Layout, read_json, write_text
+from pipeline.artifacts import read_json, write_text
 from pipeline.assemble.collapse import RULE
 from pipeline.assemble.collect import read_summary
 from pipeline.assemble.diff import DIFFERENT_SCALE, Comparison, cell_texts
 from pipeline.assemble.figures import FIGURES, captions
 from pipeline.assemble.reference import Reference, read_reference
-from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.runs import Results
 from pipeline.assemble.style import GRID, INK
 from pipeline.assemble.table1 import MISSING, Row, blocks, cells_of, leaders, notes, render_markdown, rows_of
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS
@@ -48,9 +48,9 @@ class ReportInputs:
     figures: Path
 
 
-def report_stage(layout: Layout, settings: Settings, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
+def report_stage(results: Results, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
     """Write the report from cells.parquet, diff.json, the folder `figures`, and the cells on disk."""
-    results, table = read_results(layout, settings), read_summary(cells)
+    table = read_summary(cells)
     inputs = ReportInputs(results, read_reference(), table, rows_of(results, table), read_json(diff), figures)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

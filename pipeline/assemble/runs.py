@@ -20,7 +20,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Cell, Layout
+from pipeline.assemble.collapse import Collapse, find_collapse
 from pipeline.config import Settings
+from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
+
+INTERVAL_SEED = 26071
 
 # what the assembly reads; cells may record more
 STEP_COLUMNS = (
@@ -80,6 +84,12 @@ class CellRun:
         )
 
     @cached_property
+    def nonfinite_steps(self) -> list[int]:
+        """Steps whose loss or gradient was not finite, by run.json and by the rows."""
+        flagged = self.steps.loc[~self.steps["finite"].astype(bool), "step"].tolist()
+        return sorted({*map(int, flagged), *map(int, self.run.get("nonfinite_steps", []))})
+
+    @cached_property
     def outcomes_by_version(self) -> NDArray[np.bool_]:
         """Held-out outcomes [versions, problems, samples] of every version that was evaluated, each once, in order of the steps."""
         rows = self.evaluations[~self.evaluations["repeated"].to_numpy(dtype=bool)]
@@ -113,6 +123,37 @@ class Results:
         """Fresh outcomes [seeds, problems, samples] of a method at a lag; None where no seed is scored."""
         scores = [run.score[checkpoint] for run in self.of(method, lag) if checkpoint in run.score]
         return np.stack(scores) if scores else None
+
+    @cached_property
+    def collapses(self) -> Mapping[Cell, Collapse]:
+        """The collapse rule applied to every run, with the base policy's accuracy where it is known."""
+        base = avg_at_k(self.base["evaluation"]) if "evaluation" in self.base else None
+        return {cell: find_collapse(run.accuracy_by_step, run.steps, run.nonfinite_steps, base) for cell, run in self.runs.items()}
+
+    @cached_property
+    def onsets(self) -> Mapping[tuple[str, str], list[int]]:
+        """Onset steps of the collapsed runs, by (method, lag)."""
+        onsets: dict[tuple[str, str], list[int]] = {}
+        for cell, collapse in self.collapses.items():
+            if collapse.onset_step is not None:
+                onsets.setdefault((cell.method, cell.lag), []).append(collapse.onset_step)
+        return onsets
+
+    def accuracy_interval(self, method: str, lag: str, checkpoint: str) -> Interval:
+        """Fresh accuracy with its 95 % interval over seeds and problems; NaN where no seed is scored."""
+        key = (method, lag, checkpoint)
+        if key not in self._intervals:
+            outcomes = self.scored(method, lag, checkpoint)
+            self._intervals[key] = (
+                Interval(np.nan, np.nan, np.nan, 0.95, ())
+                if outcomes is None
+                else hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
+            )
+        return self._intervals[key]
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, str, str], Interval]:
+        return {}
 
     def rows(self) -> list[tuple[str, str]]:
         """The (method, lag) pairs this run is made of, in the order of the settings."""

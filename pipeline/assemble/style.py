@@ -36,6 +36,7 @@ FAMILY_COLOURS = {
     ("sequence", "sat"): "#D55E00",
 }
 UNCORRECTED = "#CC79A7"
+PADDING = 0.08  # inches around a saved figure
 
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -61,8 +62,6 @@ RC: dict[str, Any] = {
     "legend.fontsize": 9.5,
     "figure.dpi": 110,
     "savefig.dpi": 150,
-    "savefig.bbox": "tight",  # legends and labels beside the axes are never cut off
-    "savefig.pad_inches": 0.08,
     "svg.fonttype": "path",
     "path.simplify": True,
 }
@@ -108,11 +107,15 @@ def drawing(name: str) -> Iterator[None]:
 
 
 def save(figure: Figure, data: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write name.png, name.svg and name.csv (the plotted data) into `folder`, atomically, and close the figure."""
+    """Write name.png, name.svg and name.csv (the plotted data) into `folder`, atomically, and close the figure.
+
+    Legends and labels beside the axes are never cut off: what is saved is measured once, for both files.
+    """
+    frame = figure.get_tightbbox().padded(PADDING)
     with atomic_path(folder / f"{name}.svg") as temporary:
-        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(temporary, format="svg", bbox_inches=frame, transparent=True, metadata={"Date": None, "Creator": None})
     with atomic_path(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", facecolor="white", metadata={"Software": None})
+        figure.savefig(temporary, format="png", bbox_inches=frame, facecolor="white", metadata={"Software": None})
     write_text(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     plt.close(figure)
 

@@ -14,17 +14,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.artifacts import Layout, write_text
+from pipeline.artifacts import write_text
 from pipeline.assemble.collect import read_summary
-from pipeline.assemble.runs import Results, read_results
-from pipeline.config import Settings
-from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
+from pipeline.assemble.runs import Results
+from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import METHODS, TABLE_1
 
 LAGS = ("1", "8")
 MISSING = "–"
 COLUMNS = ("best", "unbiased best", "last", "tail mean", "fresh last", "mismatch", "collapsed")
-INTERVAL_SEED = 26071
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,8 @@ class Block:
     methods: tuple[str, ...]
 
 
-def table1_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, csv: Path, latex: Path) -> list[Row]:
+def table1_stage(results: Results, cells: Path, markdown: Path, csv: Path, latex: Path) -> list[Row]:
     """Write Table 1 in three forms from the summary table `cells` (cells.parquet) and the cells' scores; returns its rows."""
-    results = read_results(layout, settings)
     rows = rows_of(results, read_summary(cells))
     write_text(markdown, render_markdown(rows, results))
     write_text(csv, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False, float_format="%.6g"))
@@ -111,7 +108,7 @@ def rows_of(results: Results, cells: pd.DataFrame) -> list[Row]:
 
 def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
     read = cells[cells["status"] == "complete"]
-    fresh = {name: _interval(results, method, lag, name) for name in ("best", "last")}
+    fresh = {name: results.accuracy_interval(method, lag, name) for name in ("best", "last")}
     onsets = read.loc[read["collapsed"].fillna(False).astype(bool), "onset_step"]
     mismatches = read["mismatch"].dropna()
     return Row(
@@ -142,13 +139,6 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
         onset_step=_join(onsets),
         nonfinite_steps=int(read["nonfinite_steps"].fillna(0).sum()),
     )
-
-
-def _interval(results: Results, method: str, lag: str, checkpoint: str) -> Interval:
-    outcomes = results.scored(method, lag, checkpoint)
-    if outcomes is None:
-        return Interval(np.nan, np.nan, np.nan, 0.95, ())
-    return hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
 
 
 def _join(values: pd.Series) -> str:

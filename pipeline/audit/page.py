@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.artifacts import REFERENCE, write_text
+from pipeline.assemble.markdown import table
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.audit.granularity import chance_of_one, fit, numerator, smallest_common
 from pipeline.audit.protocol import Protocol, impossible_steps, mismatch_coverage, overlaps, protocols_share, score_curves
@@ -88,7 +88,7 @@ def _granularity(reference: Reference, protocol: Protocol) -> list[str]:
         f"{problems * samples}. For example "
         f"{last:.2f} fits, as {100} x {numerator(last, problems * samples)}/{problems * samples} = {example:.3f}.",
         "",
-        *_table(
+        *table(
             ["n", "as", "values that fit", "by accident, so many or more"],
             [[str(g.n), g.origin, f"{g.fitting} of {g.values}", f"{g.chance:.1g}"] for g in grids],
         ),
@@ -99,7 +99,7 @@ def _granularity(reference: Reference, protocol: Protocol) -> list[str]:
         f"be one "
         "of protocols.",
         "",
-        *_table(["Method", "Lag", "AIME24, %", *(f"k / {problems * k}" for k in columns)], rows),
+        *table(["Method", "Lag", "AIME24, %", *(f"k / {problems * k}" for k in columns)], rows),
     ]
 
 
@@ -136,7 +136,7 @@ def _figure_3(reference: Reference) -> list[str]:
         "",
         "Both show the evaluations of GSPO; Table 1 prints the best one. Points of the curves are read to about 0.01.",
         "",
-        *_table(["Run", "Table 1", "curve at that step", "curve's maximum", "table − maximum"], lines),
+        *table(["Run", "Table 1", "curve at that step", "curve's maximum", "table − maximum"], lines),
         "",
         "A table that took its values from these curves would show 0 in the last column. The two may come from different runs or "
         "different numbers of samples.",
@@ -167,7 +167,7 @@ def _maximum(reference: Reference, protocol: Protocol) -> list[str]:
         f"different weights at lag 8. A curve that rises has fewer evaluations near its top: half of them ({counts[0]}) is "
         f"given too.",
         "",
-        *_table(["score", "noise s, points", *(f"inflation, m = {m}" for m in counts)], rows),
+        *table(["score", "noise s, points", *(f"inflation, m = {m}" for m in counts)], rows),
         "",
         f"Noise of the first rows: sampling error on {protocol.problems} fixed problems, chances of a correct response Beta "
         f"distributed with mean {DIFFICULTY.mean:.0%} and a + b = {DIFFICULTY.concentration} (assumed: many problems are "
@@ -202,13 +202,13 @@ def _resolution(reference: Reference, protocol: Protocol) -> list[str]:
         "difference: found with chance 0.8 by a two-sided 5 % test, (1.96 + 0.84) x error. Power: the chance of finding a "
         "true difference.",
         "",
-        *_table(["score", "r", "error", "smallest difference", *(f"power at {true:g}" for true in TRUE_DIFFERENCES)], rows),
+        *table(["score", "r", "error", "smallest difference", *(f"power at {true:g}" for true in TRUE_DIFFERENCES)], rows),
         "",
         f"A statement about problems of this kind rather than these {protocol.problems} also carries the problems' own spread: "
         f"the error "
         f"of a single score is then {', '.join(f'{noise.total:.1f} ({noise.name})' for noise in protocols)} points.",
         "",
-        *_table(
+        *table(
             ["Table 1, SAT and its base", "lag", "difference"],
             [[r["label"], r["lag"], f"{r['gap']:+.2f}"] for r in gaps.to_dict("records")],
         ),
@@ -240,13 +240,13 @@ def _curves(reference: Reference) -> list[str]:
         f"exceeds {DIVERGED} ({', '.join(f'{label} lag {lag}' for label, lag in zip(high['label'], high['lag'], strict=True))}): "
         "for them the curve and the row may be different runs.",
         "",
-        *_table(
+        *table(
             ["Method", "Lag", "best step", "last published step", "curve reaches it", "mismatch, table", "largest, curves"], rows
         ),
         "",
         "Runs of different cells that share points exactly:",
         "",
-        *_table(["run", "run", "equal points of the common steps"], shared),
+        *table(["run", "run", "equal points of the common steps"], shared),
         "",
         "The curves are therefore drawn beneath ours and compared by shape (`diff.md`), never used as a target.",
     ]
@@ -259,7 +259,3 @@ def _fraction(value: float, n: int) -> str:
 
 def _method(reference: Reference, label: str) -> str:
     return str(reference.table.loc[reference.table["label"] == label, "method"].iloc[0])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]

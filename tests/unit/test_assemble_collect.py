@@ -142,7 +142,7 @@ def test_mismatch_can_stop_before_a_step(run):
 
 
 def test_the_stage_writes_both_tables_alike(run, tmp_path):
-    written = collect_stage(run.layout, run.settings, tmp_path / "cells.parquet", tmp_path / "cells.csv")
+    written = collect_stage(read_results(run.layout, run.settings), tmp_path / "cells.parquet", tmp_path / "cells.csv")
     pd.testing.assert_frame_equal(read_summary(tmp_path / "cells.parquet"), written)
     assert list(written.columns) == list(COLUMNS)
     assert len(pd.read_csv(tmp_path / "cells.csv")) == 16
@@ -150,7 +150,7 @@ def test_the_stage_writes_both_tables_alike(run, tmp_path):
 
 def test_a_run_without_any_cell_gives_a_table_of_missing_ones(tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = collect_stage(run.layout, run.settings, Path("cells.parquet"), Path("cells.csv"))
+    table = collect_stage(read_results(run.layout, run.settings), Path("cells.parquet"), Path("cells.csv"))
     assert set(table["status"]) == {"missing"} and table["best"].isna().all()
 
 
