@@ -11,7 +11,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce ablations report reference watch test test-lm-eval lint bench clean
+.PHONY: help setup reproduce ablations report reference watch test test-lm-eval test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -76,6 +76,12 @@ bench: setup
 	$(BENCH) -m benchmarks.prepare_full_size
 
 # make lint        ruff and pyright
+# make test-report   the report in headless Chromium, which is installed from Debian where there is none
+CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+test-report: $(VENV)/.ready-test
+	@($(CHROMIUM)) >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(VENV)/bin/python -m pytest tests/report
+
 lint: $(VENV)/.ready-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 

@@ -7,7 +7,7 @@ nothing is dropped without being listed. Reading checks shapes once, so that eve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,7 @@ STEP_COLUMNS = (
     *("sat_quantile", "sat_gate_share", "sat_radius_low", "sat_radius_high"),
 )
 EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
+RECORDED_SINCE = ("correct_strict",)  # read where a cell has it
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 RUN_KEYS = ("method", "lag", "seed", "settings", "fingerprint", "wall_s", "steps")
 
@@ -189,7 +190,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
     if absent:
         raise ValueError(f"run.json lacks {', '.join(absent)}")
     steps = _read_table(folder / "steps.parquet", STEP_COLUMNS)
-    evaluations = _read_table(folder / "evals.parquet", EVALUATION_COLUMNS)
+    evaluations = _read_table(folder / "evals.parquet", EVALUATION_COLUMNS, RECORDED_SINCE)
     if len(steps) == 0 or len(evaluations) == 0:
         raise ValueError(f"{len(steps)} steps and {len(evaluations)} evaluation rows; a finished cell has both")
     _check_shape(evaluations, "step", settings.problems.evaluation_count, settings.evaluation.num_samples, "evals.parquet")
@@ -215,12 +216,12 @@ def outcome_matrix(rows: pd.DataFrame) -> NDArray[np.bool_]:
     return outcomes
 
 
-def _read_table(path: Path, columns: Iterable[str]) -> pd.DataFrame:
+def _read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
     if not path.exists():
         raise ValueError(f"{path.name} is missing beside run.json")
     with pq.ParquetFile(path, memory_map=True) as file:
         present = set(file.schema_arrow.names)
-        table = file.read(columns=[name for name in columns if name in present], use_threads=False)
+        table = file.read(columns=[name for name in (*columns, *optional) if name in present], use_threads=False)
     absent = [name for name in columns if name not in present]
     if absent:
         raise ValueError(f"{path.name} lacks the columns {', '.join(absent)}")

@@ -52,6 +52,13 @@ def test_everything_is_made(finished):
     assert scores.groupby("checkpoint").size().to_dict() == {"best": 12, "last": 12}
 
 
+def test_snakemake_s_own_report_holds_the_results_with_their_captions(finished):
+    finished.snakemake("--report", "workflow.html")
+    page = (finished.folder / "workflow.html").read_text(encoding="utf-8")
+    for text in ("what the adaptive trust region does at lag 8", "results/tiny/figures/figure4.svg", "results/tiny/table1.csv"):
+        assert text.lower() in page.lower(), text
+
+
 def test_touching_nothing_reruns_nothing(finished):
     assert finished.planned() == {}
 
