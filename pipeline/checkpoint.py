@@ -1,15 +1,15 @@
 """What a cell must remember to continue as if it had never stopped.
 
-A checkpoint folder step_000040/ holds trainer.safetensors (weights and Adam), one file per published version that is still
-needed (the current one, and the one that samples the next batch), the rows recorded so far, and progress of the schedule in
-cell.json, which also carries the SHA-256 of every other file. The folder is filled under another name and renamed, so it is
-whole or absent; a damaged one is reported and the checkpoint before it is used.
+A checkpoint folder step_000040/ holds trainer/ (weights and Adam), one folder per published version that is still needed (the
+current one, and the one that samples the next batch), the rows recorded so far, and progress of the schedule in cell.json, which
+also carries the SHA-256 of every other file. The folder is filled under another name and renamed, so it is whole or absent;
+a damaged one is reported and the checkpoint before it is used.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.artifacts import atomic_path, read_json, write_json
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
 from pipeline.broadcast.published import PublishedWeights, sha256
 from pipeline.trainer.trainer import PolicyTrainer
 
@@ -54,42 +54,49 @@ class CellState:
 
 def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> None:
     """Write checkpoint step_<step> below `folder` and remove those older than the one before it."""
-    final, part = folder / f"step_{step:06d}", folder / f".step_{step:06d}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    trainer.save(part / "trainer.safetensors")
-    for version, published in state.published.items():
-        published.write(part / f"published_{version}.safetensors")
-    write_rows(part / "steps.parquet", state.step_rows)
-    write_rows(part / "evals.parquet", state.eval_rows)
-    names = ("next_batch", "best", "retained", "examples", "resumed_at", "revisions", "seconds")
-    content = {name: getattr(state, name) for name in names} | {"versions": sorted(state.published)}
-    write_json(part / "cell.json", content | {"sha256": {path.name: sha256(path) for path in sorted(part.iterdir())}})
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(part, final)
+    with atomic_folder(folder / f"step_{step:06d}") as part:
+        (part / "trainer").mkdir()
+        trainer.save(part / "trainer")
+        for version, published in state.published.items():
+            published.write(part / f"published_{version}")
+        write_rows(part / "steps.parquet", state.step_rows)
+        write_rows(part / "evals.parquet", state.eval_rows)
+        names = ("next_batch", "best", "retained", "examples", "resumed_at", "revisions", "seconds")
+        content = {name: getattr(state, name) for name in names} | {"versions": sorted(state.published)}
+        write_json(part / "cell.json", content | {"sha256": _digests(part)})
     kept, old = _checkpoints(folder)[:_KEEP], _checkpoints(folder)[_KEEP:]
     for outdated in old:
         shutil.rmtree(outdated)
     prune_weights({entry["path"] for path in kept for entry in read_json(path / "cell.json")["retained"].values()})
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below `folder`, by its path in it; large files are hashed side by side."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    with ThreadPoolExecutor(min(8, len(paths))) as pool:
+        hashed = pool.map(sha256, paths)
+        return {str(path.relative_to(folder)): value for path, value in zip(paths, hashed, strict=True)}
+
+
 def prune_weights(keep: set[str]) -> None:
     """Remove the retained weights beside those in `keep`; an older checkpoint may still name the best of its time."""
     kept = {Path(path).resolve() for path in keep}
     for folder in {path.parent for path in kept}:
-        for path in folder.glob("version_*.safetensors"):
+        for path in folder.glob("version_*"):
             if path.resolve() not in kept:
-                path.unlink()
+                shutil.rmtree(path)
 
 
-def resume(folder: Path, trainer: PolicyTrainer) -> CellState | None:
+def resume(folder: Path, trainer: PolicyTrainer, published: Path) -> CellState | None:
     """Restore the trainer and return the state of the newest whole checkpoint, or None where there is none.
+
+    published: a folder for the versions that the checkpoint holds; they are needed longer than the checkpoint is kept.
 
     A damaged one is reported and set aside under another name, so that it is never taken for the newest again.
     """
     for checkpoint in _checkpoints(folder):
         try:
-            return _load(checkpoint, trainer)
+            return _load(checkpoint, trainer, published)
         except (ValueError, KeyError, TypeError, OSError) as error:
             Console(stderr=True).print(f"checkpoint {checkpoint} is damaged and is not used: {error}")
             shutil.rmtree(aside := checkpoint.with_name(f"damaged_{checkpoint.name}"), ignore_errors=True)
@@ -101,23 +108,28 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step_*"), reverse=True)
 
 
-def _load(checkpoint: Path, trainer: PolicyTrainer) -> CellState:
+def _load(checkpoint: Path, trainer: PolicyTrainer, published: Path) -> CellState:
     content = read_json(checkpoint / "cell.json")
     for name, expected in content.pop("sha256").items():
         path = checkpoint / name
         if not path.exists() or sha256(path) != expected:
             raise ValueError(f"{name} is missing or its content is not what was written")
     versions = content.pop("versions")
-    trainer.restore(checkpoint / "trainer.safetensors")
+    trainer.restore(checkpoint / "trainer")
     content["best"] = tuple(content["best"]) if content["best"] else None
     state = CellState(
         step_rows=pq.read_table(checkpoint / "steps.parquet").to_pylist(),
         eval_rows=pq.read_table(checkpoint / "evals.parquet").to_pylist(),
-        published={version: PublishedWeights.read(checkpoint / f"published_{version}.safetensors") for version in versions},
+        published={version: _moved(checkpoint / f"published_{version}", published) for version in versions},
         **content,
     )
     state.resumed_at.append(trainer.version)
     return state
+
+
+def _moved(source: Path, folder: Path) -> PublishedWeights:
+    PublishedWeights.read(source).write(folder / source.name)
+    return PublishedWeights.read(folder / source.name)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -21,8 +21,10 @@ from pipeline.artifacts import Cell
 from pipeline.objective.methods import METHODS, Method
 from pipeline.sections import (
     CellGroups,
+    ClusterSettings,
     EvaluationSettings,
     LagSettings,
+    MegatronSettings,
     ModelSettings,
     ObjectiveSettings,
     ProblemSettings,
@@ -30,6 +32,7 @@ from pipeline.sections import (
     PublishedSettings,
     RolloutSettings,
     Section,
+    ServerSettings,
     SettingsError,
     TrainerSettings,
     WarmStartSettings,
@@ -53,6 +56,9 @@ class Settings(Section):
     objective: ObjectiveSettings
     trainer: TrainerSettings
     evaluation: EvaluationSettings
+    servers: ServerSettings
+    megatron: MegatronSettings
+    cluster: ClusterSettings
     cells: CellGroups
 
     @model_validator(mode="after")
@@ -86,6 +92,11 @@ class Settings(Section):
             )
         return self
 
+    @property
+    def scores_aime24_too(self) -> bool:
+        """Whether lm-eval scores a cell on AIME 2024 besides its own scoring problems, which are others."""
+        return self.rollout.engine == "sglang" and self.problems.kind != "dapo_dolci"
+
     def problem_stage(self) -> ProblemSettings:
         """What the stage prepare reads: `published` only where the kind of problems does."""
         if self.problems.kind != "dapo_dolci":
@@ -114,6 +125,9 @@ class Settings(Section):
             seed=cell.seed,
             schedule=self.lags[cell.lag],
             objective=self.objective.model_copy(update=dict.fromkeys(_unread(METHODS[cell.method]))),
+            servers=self.servers if self.rollout.engine == "sglang" else None,
+            megatron=self.megatron if self.trainer.engine == "megatron" else None,
+            cluster=self.cluster if self.rollout.engine == "sglang" or self.trainer.engine == "megatron" else None,
             **{name: getattr(self, name) for name in ("preset", "model", "rollout", "trainer", "evaluation")},
         )
 
@@ -138,6 +152,9 @@ class CellSettings(Section):
     objective: ObjectiveSettings
     trainer: TrainerSettings
     evaluation: EvaluationSettings
+    servers: ServerSettings | None  # None where no engine of the cell reads it, as are the next two
+    megatron: MegatronSettings | None
+    cluster: ClusterSettings | None
 
     @model_validator(mode="after")
     def _consistent(self) -> CellSettings:

@@ -94,7 +94,7 @@ class CellRun:
 
     def _start(self) -> CellState:
         """Resume from the newest checkpoint, or begin with the base weights as version 0. Either way the engine is loaded first."""
-        resumed = checkpoint.resume(self.folder / "checkpoints", self.trainer)
+        resumed = checkpoint.resume(self.folder / "checkpoints", self.trainer, self.folder / "published")
         self.state = resumed or CellState(published={0: self.trainer.publish()})
         if self.revision not in self.state.revisions[-1:]:
             self.state.revisions.append(self.revision)
@@ -163,13 +163,13 @@ class CellRun:
 
     def _retain(self, name: str, version: int) -> None:
         """Keep the weights of `version` on disk under `name`; checkpoint.save removes files that no checkpoint names any more."""
-        path = self.folder / "weights" / f"version_{version:06d}.safetensors"
-        digest = self.state.published[version].write(path)
-        self.state.retained[name] = {"version": version, "path": str(path), "sha256": digest}
+        path = self.folder / "weights" / f"version_{version:06d}"
+        self.state.retained[name] = {"version": version, "path": str(path), "sha256": self.state.published[version].write(path)}
 
     def _forget_unneeded_versions(self) -> None:
         needed = {self.state.newest.version, self.schedule.generating_version(self.state.next_batch)}
-        self.state.published = {version: weights for version, weights in self.state.published.items() if version in needed}
+        for version in self.state.published.keys() - needed:
+            self.state.published.pop(version).discard()
 
     def _save_checkpoint_if_due(self) -> None:
         """Save every checkpoint_interval optimizer steps, at the batch boundary on or after it, and at the end."""

@@ -79,7 +79,10 @@ class PublishedProblemSettings(ProblemSettings):
 
 
 class ModelSettings(Section):
+    """The policy: the published one at `path`, which must have these sizes, or one of these sizes built from scratch."""
+
     path: str | None
+    revision: str | None
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     num_layers: int = Field(gt=0)
@@ -184,6 +187,75 @@ class TrainerSettings(Section):
     threads: int = Field(gt=0)
 
 
+class ServerSettings(Section):
+    """The SGLang servers of a cell (rollout.engine sglang). Times are limits in seconds, not expectations."""
+
+    num_servers: int = Field(gt=0)
+    tensor_parallel: int = Field(gt=0)
+    memory_fraction: float = Field(gt=0, lt=1)
+    max_total_tokens: int | None = Field(gt=0)
+    max_running_requests: int | None = Field(gt=0)
+    requests_in_flight: int = Field(gt=0)
+    attention_backend: str | None
+    publication: Literal["disk", "tensor", "distributed"]
+    verify_interval: int = Field(gt=0)
+    startup_timeout_s: float = Field(gt=0)
+    stall_timeout_s: float = Field(gt=0)
+
+
+class MegatronSettings(Section):
+    """The layout of the Megatron-core trainer (trainer.engine megatron). Data parallelism is what the ranks leave over."""
+
+    num_ranks: int = Field(gt=0)
+    tensor_parallel: int = Field(gt=0)
+    pipeline_parallel: int = Field(gt=0)
+    expert_parallel: int = Field(gt=0)
+    expert_tensor_parallel: int = Field(gt=0)
+    dtype: Literal["bfloat16", "float32"]
+    layer_spec: Literal["local", "transformer_engine"]
+    distributed_optimizer: bool
+    optimizer_offload: bool
+    recompute: bool
+    logprob_chunk_tokens: int = Field(gt=0)
+    startup_timeout_s: float = Field(gt=0)
+    stall_timeout_s: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _layout_is_known_to_be_right(self) -> MegatronSettings:
+        model_parallel = self.tensor_parallel * self.pipeline_parallel
+        if self.num_ranks % model_parallel:
+            raise ValueError(
+                f"num_ranks {self.num_ranks} is not a multiple of tensor_parallel x pipeline_parallel {model_parallel}"
+            )
+        expert_ranks = self.expert_parallel * self.expert_tensor_parallel * self.pipeline_parallel
+        if self.num_ranks % expert_ranks:
+            raise ValueError(f"num_ranks {self.num_ranks} is not a multiple of the {expert_ranks} ranks that share the experts")
+        if self.expert_tensor_parallel == 1 and self.tensor_parallel > 1 and self.expert_parallel % self.tensor_parallel:
+            raise ValueError(
+                f"expert_parallel {self.expert_parallel} with tensor_parallel {self.tensor_parallel} and expert_tensor_parallel 1: "
+                "the copies of an expert would drift apart; make expert_parallel a multiple of tensor_parallel"
+            )
+        if self.expert_tensor_parallel not in (1, self.tensor_parallel):
+            raise ValueError(
+                f"expert_tensor_parallel {self.expert_tensor_parallel} must be 1 or equal to tensor_parallel {self.tensor_parallel}"
+            )
+        return self
+
+
+class ClusterSettings(Section):
+    """The machines of a cell. scratch: a folder on a node-local disk or in memory; null: the system's temporary folder.
+
+    server_python, trainer_python: the interpreters that run SGLang and Megatron-core; null: the one that runs the pipeline.
+    """
+
+    device: Literal["cuda", "cpu"]
+    num_nodes: int = Field(gt=0)
+    gpus_per_node: int = Field(ge=0)
+    scratch: str | None
+    server_python: str | None
+    trainer_python: str | None
+
+
 class EvaluationSettings(Section):
     interval: int = Field(gt=0)
     num_samples: int = Field(gt=0)
@@ -217,12 +289,3 @@ class BasePolicySettings(Section):
 
     model: ModelSettings
     warm_start: WarmStartSettings
-
-    def buildable(self) -> BasePolicySettings:
-        """These settings, or a SettingsError where they name a model that cannot be fetched yet."""
-        if self.model.path is not None:
-            raise SettingsError(
-                f"model.path {self.model.path!r}: only policies built from the sizes under `model` can be prepared so far; "
-                "set model.path to null"
-            )
-        return self

@@ -80,7 +80,7 @@ class TorchRolloutEngine:
         self._reader.start()
 
     def load(self, published: PublishedWeights) -> None:
-        self._send(("load", published.version, safetensors.torch.save(published.weights)))
+        self._send(("load", published.version, safetensors.torch.save(dict(published.weights))))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings) -> Future[Generation]:
         future: Future[Generation] = Future()

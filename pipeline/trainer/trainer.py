@@ -25,10 +25,14 @@ class PolicyTrainer(Protocol):
         """A copy of the current weights under their Hugging Face names, stamped with `version`."""
         ...
 
-    def save(self, path: Path) -> None:
-        """Write everything a bit-identical continuation needs to one file."""
+    def save(self, folder: Path) -> None:
+        """Write everything a bit-identical continuation needs into `folder`, which exists and is empty."""
         ...
 
-    def restore(self, path: Path) -> None:
-        """Continue from a file written by `save`. Raises ValueError when it is damaged or of another model."""
+    def restore(self, folder: Path) -> None:
+        """Continue from a folder filled by `save`. Raises ValueError when it is damaged or of another model or layout."""
+        ...
+
+    def close(self) -> None:
+        """End the trainer's processes, where it has any; safe to call twice."""
         ...

@@ -82,7 +82,7 @@ def run(settings: CellSettings, inputs: CellInputs, folder: Path, kill_at: int |
             raise Killed
 
     trainer = TorchTrainer(settings, published(settings.model).weights)
-    engine = rollout_engine(settings, inputs.tokenizer)
+    engine = rollout_engine(settings, folder, inputs.tokenizer, folder)
     cell_run = CellRun(settings, inputs, engine, trainer, folder, report)
     try:
         cell_run.run()
@@ -192,8 +192,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(inputs, tmp
     with pytest.raises(Killed):
         run(settings, inputs, tmp_path / "killed", 7)
     newest = tmp_path / "killed" / "checkpoints" / "step_000006"
-    content = (newest / "trainer.safetensors").read_bytes()
-    (newest / "trainer.safetensors").write_bytes(content[: len(content) // 2])
+    content = (newest / "trainer" / "state.safetensors").read_bytes()
+    (newest / "trainer" / "state.safetensors").write_bytes(content[: len(content) // 2])
     continued = run(settings, inputs, tmp_path / "killed")
     assert "step_000006 is damaged" in " ".join(capsys.readouterr().err.split())
     assert continued[0].state.resumed_at == [3]
@@ -202,15 +202,16 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(inputs, tmp
 
 
 def test_retained_weights_that_are_gone_or_changed_are_refused(model, tmp_path):
-    path = tmp_path / "version_000008.safetensors"
+    path = tmp_path / "version_000008"
     digest = published(model, 8).write(path)
     assert PublishedWeights.read(path, digest).version == 8
-    path.write_bytes(path.read_bytes()[:1000])
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match="SHA-256 differs"):
         PublishedWeights.read(path, digest)
     with pytest.raises(ValueError, match="cannot be read"):
         PublishedWeights.read(path)
-    path.unlink()
+    path.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="are gone; retrain the cell"):
         PublishedWeights.read(path, digest)
 
@@ -286,9 +287,9 @@ def test_not_a_number_from_the_engine_or_the_weights_skips_the_step(method, toke
     trainer = TorchTrainer(settings, published(settings.model).weights)
     (row,) = trainer.train_batch(broken, 1, published(settings.model))
     assert row["skipped"] and np.isnan(row["mismatch"]) and set(DIAGNOSTICS) <= set(row)
-    trainer.save(tmp_path / "skipped.safetensors")  # Adam has taken no step yet; the run must go on after a restore all the same
+    trainer.save(tmp_path)  # Adam has taken no step yet; the run must go on after a restore all the same
     restored = TorchTrainer(settings, published(settings.model).weights)
-    restored.restore(tmp_path / "skipped.safetensors")
+    restored.restore(tmp_path)
     (row,) = restored.train_batch(batch, 1, published(settings.model))
     assert row["finite"] and restored.version == 2
     restored._policy.head.data[0, 0] = float("nan")
@@ -316,7 +317,7 @@ def test_damaged_checkpoints_never_come_back(damage, inputs, tmp_path):
     for step in ("step_000003", "step_000006"):
         folder = tmp_path / "killed" / "checkpoints" / step
         if damage == "both trainers":
-            (folder / "trainer.safetensors").write_bytes(b"")
+            (folder / "trainer" / "state.safetensors").write_bytes(b"")
         else:
             (folder / "cell.json").write_text("{}" if damage.startswith("empty") else "{")
     with pytest.raises(Killed):
@@ -344,7 +345,7 @@ def test_checkpoints_keep_two_and_prune_weights(inputs, tmp_path):
     run(cell("grpo", "1", trainer={"steps": 12, "checkpoint_interval": 2}), inputs, tmp_path)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step_000010", "step_000012"]
     shutil.rmtree(tmp_path / "checkpoints")
-    assert checkpoint.resume(tmp_path / "checkpoints", None) is None  # type: ignore[arg-type]
+    assert checkpoint.resume(tmp_path / "checkpoints", None, tmp_path / "published") is None  # type: ignore[arg-type]
 
 
 def test_problems_round_trip(inputs):

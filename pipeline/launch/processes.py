@@ -1,0 +1,85 @@
+"""The processes that a cell starts beside itself: servers and training ranks.
+
+A ProcessSpec says what runs where; `start` runs it under pipeline/launch/guard.py, which ends it with all its descendants when the
+starter ends or closes it. Each process writes a log of its own, whose tail goes into the message when it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.launch import guard
+from pipeline.launch.errors import EngineDied
+
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process: name ("server-0", "rank-2"), command line, environment beside the starter's, and the GPUs it may see.
+
+    node: the host that it runs on, or None for the starter's own.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
+    node: str | None = None
+
+
+class Process:
+    """A started ProcessSpec. log: its standard output and error, appended over restarts."""
+
+    def __init__(self, spec: ProcessSpec, log: Path) -> None:
+        self.spec, self.log = spec, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as output:
+            self._guard = subprocess.Popen(
+                launcher(spec),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(spec.environment),
+                start_new_session=True,  # Ctrl-C reaches the starter alone, which ends its processes in order
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + n after signal n."""
+        return self._guard.poll()
+
+    def check(self) -> None:
+        """Raise EngineDied, with the end of the log, once the process has ended."""
+        if self.exit_code is not None:
+            raise EngineDied(self.death())
+
+    def death(self) -> str:
+        """How the process ended, for an error message."""
+        return f"{self.spec.name} ended with exit code {self.exit_code}; the end of {self.log}:\n{self.tail()}"
+
+    def tail(self) -> str:
+        """The last lines of the log."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return "(no log)"
+        return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+
+    def stop(self) -> None:
+        """End the process and its descendants, and wait for it; safe to call twice."""
+        if self._guard.stdin is not None and not self._guard.stdin.closed:
+            self._guard.stdin.close()
+        self._guard.wait()
+
+
+def launcher(spec: ProcessSpec) -> list[str]:
+    """The command line that runs `spec` under its guard."""
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus))} if spec.gpus else {}
+    assignments = [f"{name}={value}" for name, value in visible.items()]
+    return [sys.executable, guard.__file__, *(["env", *assignments] if assignments else []), *spec.command]

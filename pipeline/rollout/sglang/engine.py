@@ -1,0 +1,226 @@
+"""SGLangEngine: the RolloutEngine whose responses come from SGLang servers.
+
+A thread of its own runs an event loop that carries out loads and generations in the order in which they were asked for:
+generations of one version run side by side, a load waits for those before it, and what follows waits for the load. So no
+response spans two versions - and each is checked: one that was aborted, lost with its server, or stamped with another version
+than the loaded one is thrown away and generated again, alone. A failed load reaches the caller through the generations that
+follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.config import CellSettings
+from pipeline.launch.errors import EngineDied
+from pipeline.records import Request, Response
+from pipeline.rollout.engine import Generation, SamplingSettings
+from pipeline.rollout.sglang.client import ServerLost, generate_body
+from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
+from pipeline.rollout.sglang.fleet import Fleet, SpecOf
+from pipeline.rollout.sglang.publication import Checksum, NotPublished, Publication, Publisher, Target
+from pipeline.rollout.sglang.server import placements, sections, server_spec
+
+_MAX_ATTEMPTS = 8  # for one response
+_DECODERS = 4
+
+Command = PublishedWeights | tuple[Sequence[Request], SamplingSettings, "Future[Generation]"]
+
+
+class SGLangEngine:
+    """RolloutEngine over the servers of `settings`.
+
+    model: the base policy's folder, from which the servers start.  stop_token_ids: what ends a response.  logs: a folder for the
+    servers' output.  nodes: the job's hosts, where there are several.  text: the servers take prompts in text too (lm-eval).
+    spec_of: what to start instead of SGLang, for tests.
+    publications: a row for every version that reached the servers, in order.
+    """
+
+    def __init__(
+        self,
+        settings: CellSettings,
+        model: Path,
+        stop_token_ids: Sequence[int],
+        logs: Path,
+        nodes: Sequence[str] = (),
+        text: bool = False,
+        spec_of: SpecOf | None = None,
+    ) -> None:
+        servers, cluster = sections(settings)
+        self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
+        self.publications: list[Publication] = []
+        if cluster.scratch is not None:
+            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
+        key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
+        self._publisher = Publisher(settings, logs)
+        self._fleet = Fleet(servers, spec_of or self._specs(model, key, nodes, text), logs, key, self._reload)
+        self._current: tuple[PublishedWeights, Path] | None = None
+        self._checksum: Checksum | None = None
+        self._error: Exception | None = None  # why no command is accepted any more
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._loop = asyncio.new_event_loop()
+        self._commands: asyncio.Queue[Command] = asyncio.Queue()
+        self._main = self._loop.create_task(self._obey())
+        self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
+        self._thread.start()
+
+    def _specs(self, model: Path, key: str | None, nodes: Sequence[str], text: bool) -> SpecOf:
+        placed = placements(self.settings, nodes)
+        replay = self.settings.resolved_method().routing_replay
+        key_file = None
+        if key is not None:
+            key_file = self._scratch / "key.yaml"  # a command line can be read by every user of the machine
+            key_file.touch(mode=0o600)
+            key_file.write_text(f"api-key: {key}\n", encoding="utf-8")
+        return lambda number, port: server_spec(
+            self.settings, number, placed[number], model, port, key_file=key_file, routed_experts=replay, text=text
+        )
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The servers' addresses, once something was generated."""
+        return [target.client.url for target in self._fleet.targets]
+
+    def load(self, published: PublishedWeights) -> None:
+        self._submit(published)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingSettings) -> Future[Generation]:
+        future: Future[Generation] = Future()
+        self._submit((tuple(requests), sampling, future))
+        return future
+
+    def close(self) -> None:
+        """End the servers, whatever they are doing; outstanding futures raise EngineDied."""
+        with self._lock:
+            if self._error is None:
+                self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+
+    def _submit(self, command: Command) -> None:
+        with self._lock:  # a command is either refused here or seen by the thread, which answers all that it has seen
+            if self._error is not None:
+                raise self._error
+            self._loop.call_soon_threadsafe(self._commands.put_nowait, command)
+
+    def _run(self) -> None:
+        """The thread's life: obey until closed or failed, then answer what is left and end the servers."""
+        try:
+            self._loop.run_until_complete(self._main)
+        except asyncio.CancelledError:
+            error: Exception = EngineDied("the rollout engine was closed while work was outstanding")
+        except (EngineDied, ValueError, OSError) as failure:
+            error = failure
+        except (NotPublished, ServerLost) as failure:
+            error = EngineDied(str(failure))
+        with self._lock:
+            self._error = error
+        self._loop.run_until_complete(self._end(error))
+        self._loop.close()
+        self._pool.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _end(self, error: Exception) -> None:
+        self._fleet.stop()
+        await self._fleet.close_connections()
+        while not self._commands.empty():
+            command = self._commands.get_nowait()
+            if not isinstance(command, PublishedWeights):
+                command[2].set_exception(error)
+
+    async def _obey(self) -> None:
+        """Carry out commands until cancelled. Raises what makes all later ones impossible."""
+        generations: set[asyncio.Task[None]] = set()
+        watch = asyncio.create_task(self._fleet.watch())
+        try:
+            await self._fleet.start()
+            while True:
+                command = await self._commands.get()
+                if isinstance(command, PublishedWeights):
+                    if generations:
+                        await asyncio.wait(generations)
+                    await self._publish(command)
+                else:
+                    task = asyncio.create_task(self._generate(*command))
+                    generations.add(task)
+                    task.add_done_callback(generations.discard)
+        finally:
+            for task in (watch, *generations):
+                task.cancel()
+            await asyncio.wait([watch, *generations])
+
+    async def _publish(self, published: PublishedWeights) -> None:
+        """Bring a version into all servers. Where one is lost meanwhile, all start again and read it from disk."""
+        folder = published.folder or self._scratch / f"version_{published.version}"
+        if published.folder is None:
+            await asyncio.to_thread(published.write, folder)
+        before, self._current, self._checksum = self._current, (published, folder), None
+        self._fleet.watching, self._fleet.restarts = False, 0
+        verify = len(self.publications) % self.servers.verify_interval == 0
+        try:
+            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
+        except ServerLost as lost:
+            await self._fleet.restart_all(str(lost))
+            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, "disk", verify)
+        self._checksum = checksum
+        self.publications.append(done)
+        await self._fleet.admit_all()
+        self._fleet.watching = True
+        if before is not None and before[1].is_relative_to(self._scratch):
+            shutil.rmtree(before[1])
+
+    async def _reload(self, target: Target) -> None:
+        """Load the published version into a server that was started again, and compare with what it held before."""
+        assert self._current is not None  # servers are watched only while they hold a version
+        published, folder = self._current
+        await self._publisher.load_from_disk([target], published.version, folder)
+        checksum = await self._publisher.agreed_checksum([target], published.version)
+        if self._checksum not in (None, checksum):
+            raise EngineDied(
+                f"{target.process.spec.name} holds other weights under version {published.version} than before its restart: "
+                f"checksum {checksum} instead of {self._checksum}"
+            )
+
+    async def _generate(self, requests: Sequence[Request], sampling: SamplingSettings, future: Future[Generation]) -> None:
+        started = time.perf_counter()
+        try:
+            if self._current is None:
+                raise ValueError("a generation was asked for before any weights were loaded")
+            expected = Expected(self._current[0].version, self.settings.model, sampling.return_routed_experts)
+            bodies = [generate_body(request, sampling, self.stop_token_ids, expected.model.vocab_size) for request in requests]
+            pairs = zip(requests, bodies, strict=True)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._respond(request, body, expected)) for request, body in pairs]
+        except ExceptionGroup as failures:
+            future.set_exception(failures.exceptions[0])
+        except (ValueError, EngineDied) as error:
+            future.set_exception(error)
+        except asyncio.CancelledError:
+            future.set_exception(EngineDied("the rollout engine was closed while work was outstanding"))
+            raise
+        else:
+            future.set_result(Generation(tuple(task.result() for task in tasks), time.perf_counter() - started))
+
+    async def _respond(self, request: Request, body: dict[str, Any], expected: Expected) -> Response:
+        """One response of the expected version, asked for again while it is lost or unusable."""
+        decode = partial(decode_response, request=request, expected=expected)
+        reason = ""
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                return await self._fleet.generate(body, decode, self._pool)
+            except (ServerLost, Unusable) as error:
+                reason = str(error)
+        raise EngineDied(f"a response could not be generated in {_MAX_ATTEMPTS} attempts; the last: {reason}")

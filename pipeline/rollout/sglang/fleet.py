@@ -1,0 +1,187 @@
+"""The servers of a cell as one: requests go to the least busy of them, and one that dies or hangs is started again.
+
+A server is lost when its process ends, when it fails a request and then its health check, or when it answers nothing for
+`servers.stall_timeout_s` with requests outstanding. Whoever was waiting for it gets ServerLost and may ask again; the fleet
+ends the process, starts another, has the published version loaded into it, and only then sends it requests. More than
+MAX_RESTARTS for one version is EngineDied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.launch.errors import EngineDied
+from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.rollout.sglang.client import ServerClient, ServerLost
+from pipeline.rollout.sglang.publication import Target
+from pipeline.rollout.sglang.server import LOOPBACK, free_port, wait_until_healthy
+from pipeline.sections import ServerSettings
+
+MAX_RESTARTS = 3
+_START_ATTEMPTS = 3  # another process may take the port between its choice and the server's start
+_WATCH_S = 0.5
+T = TypeVar("T")
+
+SpecOf = Callable[[int, int], ProcessSpec]  # (number of the server, port) -> its process
+Reload = Callable[[Target], Awaitable[None]]
+
+
+class Server:
+    """One server of the fleet and what is known of it. target: None until it is started."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.target: Target | None = None
+        self.ready = False  # it may be sent requests
+        self.suspect = False  # it failed one, and has to pass its health check before the next
+        self.outstanding = 0
+        self.last_answer = 0.0
+
+    def began(self) -> None:
+        if self.outstanding == 0:
+            self.last_answer = time.monotonic()
+        self.outstanding += 1
+
+
+class Fleet:
+    """settings: the section `servers`. reload: loads the current version into a server that was started again."""
+
+    def __init__(self, settings: ServerSettings, spec_of: SpecOf, logs: Path, key: str | None, reload: Reload) -> None:
+        self.settings, self.spec_of, self.logs, self.key, self.reload = settings, spec_of, logs, key, reload
+        self.servers = [Server(number) for number in range(settings.num_servers)]
+        self.restarts = 0  # since the newest version
+        self.watching = False  # off during a publication, which notices a lost server itself
+        self._error: EngineDied | None = None
+        self._changed = asyncio.Condition()
+        self._clients: list[ServerClient] = []
+
+    @property
+    def targets(self) -> list[Target]:
+        return [server.target for server in self.servers if server.target is not None]
+
+    async def start(self) -> None:
+        """Start all servers and wait until they are healthy. They hold no published version yet."""
+        await asyncio.gather(*(self._start(server) for server in self.servers))
+
+    async def generate(self, body: Mapping[str, Any], decode: Callable[[bytes], T], pool: Executor) -> T:
+        """The decoded answer of the least busy server; ServerLost where it is lost meanwhile."""
+        server = await self._acquire()
+        try:
+            assert server.target is not None
+            answer = await server.target.client.generate(body, decode, pool)
+            server.last_answer = time.monotonic()
+            return answer
+        except ServerLost:
+            server.suspect = True
+            raise
+        finally:
+            server.outstanding -= 1
+            async with self._changed:
+                self._changed.notify()
+
+    async def watch(self) -> None:
+        """Look after the servers until cancelled. An EngineDied is passed on to everyone who waits for a server."""
+        try:
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                if self.watching:
+                    await asyncio.gather(*(self._look_after(server) for server in self.servers))
+        except EngineDied as error:
+            self._error = error
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def restart_all(self, reason: str) -> None:
+        for server in self.servers:
+            server.ready = False
+        await asyncio.gather(*(self._restart(server, reason) for server in self.servers))
+
+    def stop(self) -> None:
+        """End all processes; blocks."""
+        for target in self.targets:
+            target.process.stop()
+
+    async def close_connections(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+    async def _acquire(self) -> Server:
+        async with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                free = [
+                    server
+                    for server in self.servers
+                    if server.ready and not server.suspect and server.outstanding < self.settings.requests_in_flight
+                ]
+                if free:
+                    chosen = min(free, key=lambda server: server.outstanding)
+                    chosen.began()
+                    return chosen
+                await self._changed.wait()
+
+    async def _look_after(self, server: Server) -> None:
+        if not server.ready or server.target is None:
+            return
+        silent_s = time.monotonic() - server.last_answer
+        if server.target.process.exit_code is not None:
+            await self._restart(server, server.target.process.death())
+        elif server.outstanding and silent_s > self.settings.stall_timeout_s:
+            await self._restart(server, f"it answered nothing for servers.stall_timeout_s {self.settings.stall_timeout_s:g}")
+        elif server.suspect and not await server.target.client.healthy():
+            await self._restart(server, "it failed a request and then its health check")
+        elif server.suspect:
+            server.suspect = False
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _restart(self, server: Server, reason: str) -> None:
+        server.ready = False
+        while True:
+            assert server.target is not None
+            self.restarts += 1
+            print(f"rollout server {server.number} is started again: {reason}", flush=True)
+            await asyncio.to_thread(server.target.process.stop)
+            if self.restarts > MAX_RESTARTS * len(self.servers):
+                raise EngineDied(
+                    f"the rollout servers were lost {self.restarts} times with one version of the weights; "
+                    f"the last time server {server.number}: {reason}"
+                )
+            try:
+                await self._start(server)
+                await self.reload(server.target)
+            except (ServerLost, EngineDied) as error:
+                reason = str(error)
+            else:
+                return await self._admit(server)
+
+    async def admit_all(self) -> None:
+        """Let requests reach the servers, which now hold a published version."""
+        for server in self.servers:
+            await self._admit(server)
+
+    async def _admit(self, server: Server) -> None:
+        server.ready, server.suspect, server.last_answer = True, False, time.monotonic()
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _start(self, server: Server) -> None:
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            port = free_port()
+            spec = self.spec_of(server.number, port)
+            process = Process(spec, self.logs / f"{spec.name}.log")
+            client = ServerClient(f"http://{spec.node or LOOPBACK}:{port}", self.key, self.settings.requests_in_flight)
+            self._clients.append(client)
+            server.target = Target(client, process)
+            try:
+                return await wait_until_healthy(process, client, self.settings.startup_timeout_s)
+            except EngineDied as error:
+                await asyncio.to_thread(process.stop)
+                if attempt == _START_ATTEMPTS or "in use" not in str(error):
+                    raise

@@ -1,0 +1,259 @@
+"""A published version into every server, by one of three routes, and the proof that it arrived.
+
+disk         each server reads the version's folder
+tensor       the tensors go through the node's shared memory, handles to which travel over HTTP
+distributed  a sender process broadcasts the folder in a process group with the servers (NCCL, or gloo on a CPU)
+
+The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
+belong to the old weights. Proof, each time: as many tensors and bytes were sent as the version holds, every server reports the
+version, and the servers' checksums agree with each other. Where `verify` is asked for, the checksum after the route must also
+equal the checksum after a load of the same version from disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import sys
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.config import CellSettings
+from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.rollout.sglang import sender
+from pipeline.rollout.sglang.client import ServerClient, ServerLost
+from pipeline.rollout.sglang.server import LOOPBACK, free_port, sections
+
+Route = Literal["disk", "tensor", "distributed"]
+Checksum = tuple[str, ...]  # one per tensor-parallel rank
+T = TypeVar("T")
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that weights are published into."""
+
+    client: ServerClient
+    process: Process
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One version that reached the servers: how, in how many seconds (verification apart), how much, and how it was checked."""
+
+    version: int
+    route: Route
+    seconds: float
+    num_tensors: int
+    num_bytes: int
+    verified: bool
+    verify_s: float
+
+
+class NotPublished(RuntimeError):
+    """The servers hold something else than the version that was sent; the message says what differs."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a route has sent to each server."""
+
+    num_tensors: int = 0
+    num_bytes: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.num_tensors + other.num_tensors, self.num_bytes + other.num_bytes)
+
+
+class Publisher:
+    """Publishes the versions of one cell. host: where servers on other nodes reach this process; logs: for the sender's output."""
+
+    def __init__(self, settings: CellSettings, logs: Path, host: str = LOOPBACK) -> None:
+        servers, cluster = sections(settings)
+        self.tensor_parallel, self.timeout_s = servers.tensor_parallel, servers.startup_timeout_s
+        self.backend = "nccl" if cluster.device == "cuda" else "gloo"
+        self.python = cluster.server_python or sys.executable
+        self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
+        self.logs, self.host = logs, host
+
+    async def publish(
+        self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verify: bool
+    ) -> tuple[Publication, Checksum]:
+        """Bring `published`, which lies in `folder`, into all targets, and return their common checksum as well.
+
+        Raises ServerLost where a server ends or refuses, NotPublished where one holds something else.
+        """
+        started = time.perf_counter()
+        match route:
+            case "disk":
+                sent = await self.load_from_disk(targets, published.version, folder)
+            case "tensor":
+                sent = await self._send_tensors(targets, published)
+            case "distributed":
+                sent = await self._broadcast(targets, published.version, folder)
+        seconds = time.perf_counter() - started
+        checksum = await self.agreed_checksum(targets, published.version)
+        whole = _content(folder)
+        if sent != whole:
+            raise NotPublished(f"route {route} sent {sent} of version {published.version}, which holds {whole}")
+        if verify and route != "disk":
+            await self.load_from_disk(targets, published.version, folder)
+            from_disk = await self.agreed_checksum(targets, published.version)
+            if from_disk != checksum:
+                raise NotPublished(
+                    f"after route {route} the servers' checksum of version {published.version} is {checksum}, after a load from "
+                    f"disk {from_disk}: the route does not carry the weights unchanged; set servers.publication to disk"
+                )
+        verify_s = time.perf_counter() - started - seconds
+        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s), checksum
+
+    async def load_from_disk(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        await self._all(targets, "/update_weights_from_disk", body)
+        return _content(folder)
+
+    async def agreed_checksum(self, targets: Sequence[Target], version: int) -> Checksum:
+        """The checksum of all targets, which must hold `version`. NotPublished where a version or a checksum differs."""
+        held = await _while_running(targets, asyncio.gather(*(target.client.weight_version() for target in targets)))
+        if set(held) != {str(version)}:
+            raise NotPublished(f"the servers hold versions {held} instead of {version}")
+        answers = await self._all(targets, "/weights_checker", {"action": "checksum"})
+        checksums = {tuple(rank["per_gpu_checksum"] for rank in answer["ranks"]) for answer in answers}
+        if len(checksums) != 1:
+            raise NotPublished(f"the servers hold different weights under version {version}: checksums {sorted(checksums)}")
+        return checksums.pop()
+
+    async def _send_tensors(self, targets: Sequence[Target], published: PublishedWeights) -> Sent:
+        sent, parts = Sent(), list(_name_buckets(published.weights))
+        await self._all(targets, "/begin_weight_update", {})
+        for number, names in enumerate(parts, start=1):
+            # copies, which must outlive the request: the servers read from the shared memory that holds them
+            tensors = [(name, published.weights[name].clone(memory_format=torch.contiguous_format)) for name in names]
+            body = {"serialized_named_tensors": [_shared(tensors)] * self.tensor_parallel}
+            await self._all(targets, "/update_weights_from_tensor", body | _finish(published.version, number == len(parts)))
+            sent += Sent(len(tensors), sum(tensor.nbytes for _, tensor in tensors))
+        await self._all(targets, "/end_weight_update", {})
+        return sent
+
+    async def _broadcast(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
+        """One sender process and one process group per publication: a server that was started again needs no special case."""
+        group, port, world_size = f"version-{version}", free_port(), 1 + len(targets) * self.tensor_parallel
+        process = Process(self._sender_spec(folder, group, port, world_size), self.logs / "sender.log")
+        try:
+            return await self._receive(targets, process, version, folder, group, port, world_size)
+        finally:
+            await asyncio.to_thread(process.stop)
+
+    async def _receive(
+        self, targets: Sequence[Target], process: Process, version: int, folder: Path, group: str, port: int, world_size: int
+    ) -> Sent:
+        member = {"master_address": self.host, "master_port": port, "world_size": world_size, "group_name": group}
+        joins = (
+            target.client.control(
+                "/init_weights_update_group",
+                member | {"backend": self.backend, "rank_offset": 1 + number * self.tensor_parallel},
+                self.timeout_s,
+            )
+            for number, target in enumerate(targets)
+        )
+        await _while_running(targets, asyncio.gather(*joins), process)
+        await self._all(targets, "/begin_weight_update", {})
+        sent, parts = Sent(), sender.buckets(folder)
+        for number, bucket in enumerate(parts, start=1):
+            body = {
+                "names": [entry.name for entry in bucket],
+                "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket],
+                "shapes": [list(entry.shape) for entry in bucket],
+                "group_name": group,
+                "load_format": "flattened_bucket",
+            }
+            await self._all(
+                targets, "/update_weights_from_distributed", body | _finish(version, number == len(parts)), sending=process
+            )
+            sent += Sent(len(bucket), sum(entry.num_bytes for entry in bucket))
+        await self._all(targets, "/end_weight_update", {})
+        await self._all(targets, "/destroy_weights_update_group", {"group_name": group})
+        return sent
+
+    def _sender_spec(self, folder: Path, group: str, port: int, world_size: int) -> ProcessSpec:
+        options = {
+            "--folder": folder,
+            "--host": self.host,
+            "--port": port,
+            "--world-size": world_size,
+            "--group": group,
+            "--backend": self.backend,
+            "--timeout-s": self.timeout_s,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), gpus=self.gpus)
+
+    async def _all(
+        self, targets: Sequence[Target], path: str, body: Mapping[str, Any], sending: Process | None = None
+    ) -> list[dict[str, Any]]:
+        """The answers of all targets to one control request."""
+        calls = (target.client.control(path, body, self.timeout_s) for target in targets)
+        return await _while_running(targets, asyncio.gather(*calls), sending)
+
+
+def _content(folder: Path) -> Sent:
+    entries = [entry for bucket in sender.buckets(folder) for entry in bucket]
+    return Sent(len(entries), sum(entry.num_bytes for entry in entries))
+
+
+def _finish(version: int, last: bool) -> dict[str, Any]:
+    """The last part names the version and flushes the cache; before it the servers keep their old version."""
+    return {"flush_cache": True, "weight_version": str(version)} if last else {"flush_cache": False}
+
+
+def _name_buckets(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Names in order, so many at a time that their tensors fit a bucket."""
+    names: list[str] = []
+    size = 0
+    for name in weights:
+        num_bytes = weights[name].nbytes
+        if names and size + num_bytes > sender.BUCKET_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += num_bytes
+    yield names
+
+
+def _shared(tensors: Sequence[tuple[str, Tensor]]) -> str:
+    """Move the tensors to shared memory and return handles to them, as SGLang reads them.
+
+    The sharing strategy must be file_system: SGLang's processes cannot receive the file descriptors of the default one.
+    """
+    buffer, usual = io.BytesIO(), torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        ForkingPickler(buffer).dump(list(tensors))
+    finally:
+        torch.multiprocessing.set_sharing_strategy(usual)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+async def _while_running(targets: Sequence[Target], work: Awaitable[T], sending: Process | None = None) -> T:
+    """The result of `work`, or ServerLost as soon as a process that it needs ends; a sender with exit code 0 has done its part."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.wait([task], timeout=_POLL_S)
+        ended = [target.process for target in targets if target.process.exit_code is not None]
+        ended += [sending] if sending is not None and sending.exit_code else []
+        if ended and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            raise ServerLost(ended[0].death())
+    return task.result()

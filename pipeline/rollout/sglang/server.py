@@ -1,0 +1,148 @@
+"""One SGLang server: its command line and environment from the settings, where it runs, and the wait until it is healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.artifacts import read_json
+from pipeline.config import CellSettings
+from pipeline.launch.errors import EngineDied
+from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.rollout.sglang.client import ServerClient
+from pipeline.sections import ClusterSettings, ServerSettings
+
+LOOPBACK = "127.0.0.1"
+UNLOADED = "none"  # the weight version of a server that holds no published version yet
+_CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
+_PORTS = range(20000, 32000)  # below the ports that systems hand out to outgoing connections
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a server runs: a host, or None for this one, and its GPUs there."""
+
+    node: str | None
+    gpus: tuple[int, ...]
+
+
+def sections(settings: CellSettings) -> tuple[ServerSettings, ClusterSettings]:
+    """The two sections that the servers are made from."""
+    if settings.servers is None or settings.cluster is None:
+        raise ValueError(f"rollout.engine {settings.rollout.engine!r}: a cell without servers; set rollout.engine to sglang")
+    return settings.servers, settings.cluster
+
+
+def placements(settings: CellSettings, nodes: Sequence[str] = ()) -> list[Placement]:
+    """Each server's GPUs: those after the training ranks', node by node. `nodes`: the host names where there are several."""
+    servers, cluster = sections(settings)
+    if cluster.device == "cpu":
+        return [Placement(None, ()) for _ in range(servers.num_servers)]
+    if cluster.num_nodes > 1 and len(nodes) != cluster.num_nodes:
+        raise ValueError(f"cluster.num_nodes is {cluster.num_nodes}, but the job's nodes are {list(nodes)}")
+    first = settings.megatron.num_ranks if settings.megatron else 0
+    placed = []
+    for number in range(servers.num_servers):
+        start = first + number * servers.tensor_parallel
+        node, local = divmod(start, cluster.gpus_per_node or 1)
+        if node >= cluster.num_nodes or local + servers.tensor_parallel > cluster.gpus_per_node:
+            raise ValueError(
+                f"server {number} would take GPUs {start} to {start + servers.tensor_parallel - 1} of "
+                f"{cluster.num_nodes} x {cluster.gpus_per_node}; a server must fit one node beside the training ranks: "
+                "lower servers.num_servers or servers.tensor_parallel, or raise cluster.num_nodes"
+            )
+        placed.append(Placement(nodes[node] if nodes else None, tuple(range(local, local + servers.tensor_parallel))))
+    return placed
+
+
+def arguments(settings: CellSettings, model: Path, port: int, key_file: Path | None, routed_experts: bool, text: bool) -> list[str]:
+    """Arguments of sglang.launch_server. text: load the tokenizer of `model` too, for requests in text (lm-eval)."""
+    servers, cluster = sections(settings)
+    chosen = {
+        "--model-path": str(model),
+        "--host": LOOPBACK if cluster.num_nodes == 1 else "0.0.0.0",
+        "--port": str(port),
+        "--config": key_file,
+        "--device": cluster.device,
+        "--dtype": settings.rollout.dtype,
+        "--tensor-parallel-size": str(servers.tensor_parallel),
+        "--context-length": str(settings.rollout.context_length),
+        "--mem-fraction-static": servers.memory_fraction if cluster.device == "cuda" else None,
+        "--max-total-tokens": servers.max_total_tokens,
+        "--max-running-requests": servers.max_running_requests,
+        "--attention-backend": servers.attention_backend,
+        "--weight-version": UNLOADED,
+        "--sampling-defaults": "openai",  # not the generation_config.json of the model
+    }
+    switches = {"--skip-tokenizer-init": not text, "--enable-return-routed-experts": routed_experts}
+    return [word for name, value in chosen.items() if value is not None for word in (name, str(value))] + [
+        name for name, on in switches.items() if on
+    ]
+
+
+def environment(settings: CellSettings, model: Path) -> dict[str, str]:
+    servers, cluster = sections(settings)
+    chosen = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if settings.rollout.context_length > read_json(model / "config.json")["max_position_embeddings"]:
+        chosen["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if cluster.device == "cpu":
+        bind = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(servers.tensor_parallel))
+        chosen |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        chosen |= {"SGLANG_CPU_OMP_THREADS_BIND": bind} if servers.tensor_parallel > 1 else {}
+    return chosen
+
+
+def server_spec(
+    settings: CellSettings,
+    number: int,
+    placement: Placement,
+    model: Path,
+    port: int,
+    key_file: Path | None = None,
+    routed_experts: bool = False,
+    text: bool = False,
+) -> ProcessSpec:
+    """The process of server `number`: unmodified SGLang, on a CPU with the stand-ins of cpu/launch.py."""
+    _, cluster = sections(settings)
+    python = cluster.server_python or sys.executable
+    launcher = ("-P", str(_CPU_LAUNCHER)) if cluster.device == "cpu" else ("-m", "sglang.launch_server")
+    return ProcessSpec(
+        name=f"server-{number}",
+        command=(python, *launcher, *arguments(settings, model, port, key_file, routed_experts, text)),
+        environment=environment(settings, model),
+        gpus=placement.gpus,
+        node=placement.node,
+    )
+
+
+def free_port() -> int:
+    """A port that nothing listens on now. Whoever takes it before the server does makes the server's start fail visibly."""
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return port
+    raise ValueError(f"no free port among {_PORTS.start} to {_PORTS.stop - 1}; end other servers on this machine")
+
+
+async def wait_until_healthy(process: Process, client: ServerClient, timeout_s: float) -> None:
+    """Return once the server generates. EngineDied, with the end of its log, when it ends before or takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not await client.healthy():
+        process.check()
+        if time.monotonic() > deadline:
+            raise EngineDied(
+                f"{process.spec.name} was not ready after servers.startup_timeout_s {timeout_s:g}; the end of {process.log}:\n"
+                f"{process.tail()}"
+            )
+        await asyncio.sleep(_POLL_S)
