@@ -32,7 +32,7 @@ onstart:
 
 
 wildcard_constraints:
-    method="[a-z0-9-]+",
+    method="[a-z0-9-]+([+][a-z0-9_.-]+)?",
     lag="[0-9]+(-[0-9]+)?",
     seed="[0-9]+",
 

@@ -24,7 +24,7 @@ from pipeline.assemble.collapse import leaves_band
 from pipeline.assemble.runs import CellRun, Results
 from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
 from pipeline.evaluation.selection import unbiased_best
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 TAIL = 0.25
 SPLIT_SEED = 1729
@@ -73,7 +73,7 @@ def summarise(results: Results) -> pd.DataFrame:
     status = {gap.cell: gap.kind for gap in results.gaps if gap.kind in ("missing", "incomplete", "unreadable")}
     rows = []
     for cell in results.settings.all_cells():
-        row: dict[str, Any] = {"method": cell.method, "label": METHODS[cell.method].label, "lag": cell.lag, "seed": cell.seed}
+        row: dict[str, Any] = {"method": cell.method, "label": method_of(cell.method).label, "lag": cell.lag, "seed": cell.seed}
         row |= {"status": status.get(str(cell), "complete"), "reason": "; ".join(reasons.get(str(cell), []))}
         if cell in results.runs:
             row |= summarise_run(results.runs[cell], results)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.artifacts import read_json
 from pipeline.assemble.table1 import MISSING
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 PLAN_HEAD = ("Method", "Lag", "Runs", "Estimated, s", "Measured, s", "Measured / estimate")
 
@@ -72,7 +72,7 @@ def planned_and_measured(plan_file: Path, read: pd.DataFrame) -> dict[str, Any] 
     for (method, lag), runs in both.groupby(["method", "lag"], sort=False):
         middle = (runs["low"] * runs["high"]) ** 0.5
         rows.append([
-            METHODS[method].label, lag, str(len(runs)), f"{runs['low'].mean():.0f} to {runs['high'].mean():.0f}",
+            method_of(method).label, lag, str(len(runs)), f"{runs['low'].mean():.0f} to {runs['high'].mean():.0f}",
             f"{runs['wall_s'].mean():.0f}", f"{(runs['wall_s'] / middle).mean():.2f}",
         ])  # fmt: skip
     held = int(((both["low"] <= both["wall_s"]) & (both["wall_s"] <= both["high"])).sum())

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.assemble.contrasts import Contrast
 from pipeline.assemble.curves import CurveComparison, Shape
 from pipeline.assemble.markdown import table
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 MISSING = "–"
 CONTRAST_HEAD = ("Difference", "Points", "p", "p, Holm")
@@ -44,7 +44,7 @@ def curve_rows(items: Iterable[CurveComparison]) -> list[list[str]]:
     """A row of text for each published curve, under CURVE_HEAD."""
     rows = []
     for item in items:
-        name = f"{METHODS[item.method].label}, {'score' if item.metric == 'aime24' else 'mismatch'}"
+        name = f"{method_of(item.method).label}, {'score' if item.metric == 'aime24' else 'mismatch'}"
         sides = [_shape(side, item.metric) for side in (item.paper, item.ours)]
         pairs = [text for pair in zip(*sides, strict=True) for text in pair]
         correlation = MISSING if item.correlation is None else f"{item.correlation:+.2f}"

@@ -19,7 +19,7 @@ from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.evaluation.estimators import Interval, contrast_interval, log_ratio_of_means, t_interval
-from pipeline.objective.methods import METHODS, TABLE_1
+from pipeline.objective.methods import METHODS, TABLE_1, method_of
 
 BASE = "base_policy"
 
@@ -60,7 +60,7 @@ class Side:
 
     @property
     def label(self) -> str:
-        return "base policy" if self.method == BASE else f"{METHODS[self.method].label}, lag {self.lag}"
+        return "base policy" if self.method == BASE else f"{method_of(self.method).label}, lag {self.lag}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from pipeline.assemble.table1 import MISSING, Row, blocks, cells_of, leaders, no
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS
 from pipeline.config import Settings
 from pipeline.evaluation.estimators import avg_at_k
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 COLUMN_NAMES = ("Best", "Unbiased", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
 
@@ -127,7 +127,7 @@ def table_blocks(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 for lag in block.lags
                 for index, text in enumerate(cells_of(by_key.get((method, lag))))
             ]
-            lines.append({"label": METHODS[method].label, "cells": cells})
+            lines.append({"label": method_of(method).label, "cells": cells})
         views.append({"title": block.title, "lags": block.lags, "lines": lines})
     return views
 

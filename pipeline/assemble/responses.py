@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.assemble.runs import Results
 from pipeline.grading.grade import grade_both
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 OUTCOME_ORDER = ("correct", "incorrect", "no_answer", "timeout", "error")
 NUM_EXAMPLES = 8
@@ -17,7 +17,7 @@ def examples(results: Results) -> list[dict[str, Any]]:
     """A few graded responses: those the policies differ on, then from several runs in turn, one outcome after the other."""
     pool = [
         {
-            "cell": f"{METHODS[cell.method].label}, lag {cell.lag}, seed {cell.seed}",
+            "cell": f"{method_of(cell.method).label}, lag {cell.lag}, seed {cell.seed}",
             **example,
             "version": example.get("policy_version"),
         }

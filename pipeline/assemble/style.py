@@ -22,7 +22,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pipeline.artifacts import atomic_path, write_text
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 INK = "#22272e"
 GRID = "#d9dee4"
@@ -69,7 +69,7 @@ RC: dict[str, Any] = {
 
 def colour(method: str) -> str:
     """The colour of a method: by ratio and clip rule; the uncorrected baselines have their own."""
-    entry = METHODS[method]
+    entry = method_of(method)
     if is_uncorrected(method):
         return UNCORRECTED
     return FAMILY_COLOURS[entry.granularity, entry.clip_rule]
@@ -77,7 +77,7 @@ def colour(method: str) -> str:
 
 def pattern(method: str) -> Any:
     """The line pattern of a method: plain solid, R3 dashed, TIS dotted, TIS with R3 dash-dotted; uncorrected by base."""
-    entry = METHODS[method]
+    entry = method_of(method)
     replay, truncated = entry.routing_replay, entry.truncated_importance_sampling
     if is_uncorrected(method) and entry.granularity == "sequence":
         return (0, (6, 1, 1, 1, 1, 1))
@@ -87,7 +87,7 @@ def pattern(method: str) -> Any:
 
 
 def is_uncorrected(method: str) -> bool:
-    entry = METHODS[method]
+    entry = method_of(method)
     return entry.denominator == "proximal" and not entry.truncated_importance_sampling
 
 

@@ -1,8 +1,8 @@
 """Table 1: method rows x lags, in the paper's layout, from whatever cells exist; as Markdown, CSV and LaTeX.
 
-Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; and every row at another lag (the
-stress panel at lags 8 to 15). Accuracies are means over the seeds in %; the interval belongs to the fresh accuracy of the last
-checkpoint.
+Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; every row at another lag (the stress
+panel at lags 8 to 15); and the variants, one setting changed. Accuracies are means over the seeds in %; the interval belongs to the
+fresh accuracy of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.artifacts import write_text
 from pipeline.assemble.collect import read_summary
 from pipeline.assemble.runs import Results
 from pipeline.evaluation.estimators import avg_at_k
-from pipeline.objective.methods import METHODS, TABLE_1
+from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 
 LAGS = ("1", "8")
 MISSING = "–"
@@ -77,7 +77,9 @@ def table1_stage(results: Results, cells: Path, markdown: Path, csv: Path, latex
 
 
 def block_of(method: str, lag: str) -> str:
-    """The block a row belongs to: table | uncorrected | stress."""
+    """The block a row belongs to: table | uncorrected | stress | variants."""
+    if VARIANT in method:
+        return "variants"
     if lag not in LAGS:
         return "stress"
     return "table" if method in TABLE_1 else "uncorrected"
@@ -89,6 +91,7 @@ def blocks(rows: Sequence[Row]) -> list[Block]:
         "table": "Table 1",
         "uncorrected": "Baselines without any staleness correction (the ratio's denominator is the trainer's own log-probs)",
         "stress": "Stress panel: several optimizer steps per rollout batch",
+        "variants": "Ablations: one setting changed",
     }
     found = []
     for name, title in titles.items():
@@ -113,7 +116,7 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
     mismatches = read["mismatch"].dropna()
     return Row(
         method=method,
-        label=METHODS[method].label,
+        label=method_of(method).label,
         lag=lag,
         block=block_of(method, lag),
         seeds_read=len(read),
@@ -230,7 +233,7 @@ def render_markdown(rows: Sequence[Row], results: Results) -> str:
         head = ["Method", *headings(block.lags)]
         parts += [f"## {block.title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for method in block.methods:
-            line = [METHODS[method].label]
+            line = [method_of(method).label]
             for lag in block.lags:
                 cells = cells_of(by_key.get((method, lag)))
                 line += [f"**{text}**" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)]
@@ -250,7 +253,7 @@ def render_latex(rows: Sequence[Row], results: Results) -> str:
         parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rlrrlrr' * len(block.lags)}}}", "\\toprule"]
         parts += [f" & {groups} \\\\", f"Method & {head} \\\\", "\\midrule"]
         for method in block.methods:
-            line = [METHODS[method].label]
+            line = [method_of(method).label]
             for lag in block.lags:
                 cells = [_latex(text) for text in cells_of(by_key.get((method, lag)))]
                 line += [

@@ -7,7 +7,7 @@ configuration, the DAG and the tables can read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Granularity = Literal["token", "sequence"]
@@ -72,3 +72,16 @@ METHODS: dict[str, Method] = {
 }
 
 TABLE_1: tuple[str, ...] = tuple(name for name in METHODS if not name.endswith("-uncorrected"))
+VARIANT = "+"  # a row "method+variant" is the method with the settings that config.yaml lists under that variant
+
+
+def method_of(name: str) -> Method:
+    """The method of a row: METHODS[name], or for "method+variant" that method with the variant in its label.
+
+    Raises ValueError for a method that METHODS does not have.
+    """
+    base, _, variant = name.partition(VARIANT)
+    if base not in METHODS:
+        raise ValueError(f"unknown method {base!r}; known: {', '.join(METHODS)}")
+    method = METHODS[base]
+    return replace(method, label=f"{method.label}, {variant.replace('_', ' ')}") if variant else method

@@ -17,7 +17,7 @@ import pandas as pd
 
 from pipeline.artifacts import Cell, Layout, write_json
 from pipeline.config import Settings, fingerprint, load_settings
-from pipeline.objective.methods import METHODS, Method
+from pipeline.objective.methods import Method, method_of
 from pipeline.rollout.schedule import Schedule
 
 OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
@@ -150,7 +150,7 @@ def _steps(
     onset: int | None,
     bad: list[int],
 ) -> pd.DataFrame:
-    method, n = METHODS[cell.method], len(ability)
+    method, n = method_of(cell.method), len(ability)
     steps = np.arange(n)
     lag = np.array([schedule.lag(step) for step in steps])
     noise = np.exp(rng.normal(0, 0.08, n))

@@ -7,9 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pipeline.assemble.collect import summarise
 from pipeline.assemble.contrasts import contrasts, pairs
 from pipeline.assemble.evidence import Evidence
+from pipeline.assemble.figures import FIGURES
+from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
+from pipeline.assemble.table1 import rows_of
 from pipeline.assemble.undecided import resolution, summary
 from pipeline.evaluation.estimators import Interval, holm
 from tests.unit import synthetic_results as synthetic
@@ -36,6 +40,23 @@ def test_differences_are_those_of_the_scores_and_corrected_over_the_list(tmp_pat
     assert found[0].estimate == pytest.approx(difference) and found[0].low < difference < found[0].high
     assert [item.p_holm for item in found] == pytest.approx(holm([item.p_value for item in found]))
     assert found[0].label == "GRPO: lag 8 − lag 1" and found[3].label == "SAT-GRPO − GRPO, lag 8"
+
+
+def test_a_variant_is_a_row_of_its_own_beside_its_method(tmp_path, monkeypatch):
+    """Collected, in a block of Table 1, compared with its method, and kept out of the figures of the paper's rows."""
+    overrides = {"ablations": ["eps_high_0.28"], **synthetic.cells(["grpo", "gspo", "sat-grpo", "sat-gspo"], ["8"])}
+    made = synthetic.write_run(tmp_path, synthetic.World({}), overrides)
+    monkeypatch.chdir(tmp_path)
+    results = read_results(made.layout, made.settings)
+    assert len(results.runs) == 8 and results.gaps == ()
+    rows = rows_of(results, summarise(results))
+    assert [row.label for row in rows if row.block == "variants"] == [
+        f"{label}, eps high 0.28" for label in ("GRPO", "GSPO", "SAT-GRPO", "SAT-GSPO")
+    ]
+    settings = [item for item in contrasts(results) if item.what == "setting"]
+    assert settings[0].label == "GRPO, eps high 0.28 − GRPO, lag 8" and len(settings) == 4
+    plotted = FIGURES["figure4"].draw(results, read_reference()).data
+    assert not any("+" in method for method in plotted["method"])
 
 
 def item(low: float, high: float, paper: float | None, finding: str = "undecided") -> Evidence:
