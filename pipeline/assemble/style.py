@@ -70,7 +70,7 @@ RC: dict[str, Any] = {
 def colour(method: str) -> str:
     """The colour of a method: by ratio and clip rule; the uncorrected baselines have their own."""
     entry = method_of(method)
-    if is_uncorrected(method):
+    if entry.uncorrected:
         return UNCORRECTED
     return FAMILY_COLOURS[entry.granularity, entry.clip_rule]
 
@@ -79,16 +79,11 @@ def pattern(method: str) -> Any:
     """The line pattern of a method: plain solid, R3 dashed, TIS dotted, TIS with R3 dash-dotted; uncorrected by base."""
     entry = method_of(method)
     replay, truncated = entry.routing_replay, entry.truncated_importance_sampling
-    if is_uncorrected(method) and entry.granularity == "sequence":
+    if entry.uncorrected and entry.granularity == "sequence":
         return (0, (6, 1, 1, 1, 1, 1))
     return {(False, False): "-", (True, False): (0, (5, 1.6)), (False, True): (0, (1, 1.2)), (True, True): (0, (5, 1.4, 1, 1.4))}[
         replay, truncated
     ]
-
-
-def is_uncorrected(method: str) -> bool:
-    entry = method_of(method)
-    return entry.denominator == "proximal" and not entry.truncated_importance_sampling
 
 
 def tint(name: str, share: float = 0.5) -> tuple[float, float, float]:
