@@ -1,10 +1,11 @@
 """Cells on disk -> one summary table, a row for every run of the settings: read, missing or damaged.
 
 cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last,
-tail_mean of the held-out curve; unbiased_best and best_inflation (evaluation/selection.py); fresh_last and fresh_best from the
-scoring problems; mismatch over the last quarter and the whole run; collapse with cause and onset, and the step where mismatch
-leaves its band; the realised lag histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are
-left out of the means and counted in nonfinite_steps.
+tail_mean of the held-out curve; unbiased_best and best_inflation (evaluation/selection.py); from the scoring problems fresh_best,
+and fresh_last with its standard errors (se_sampling: these very problems; se_clustered: problems too) and t interval; mismatch over
+the last quarter and the whole run; collapse with cause and onset, and the step where mismatch leaves its band; the realised lag
+histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left out of the means and counted in
+nonfinite_steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from pipeline.artifacts import Cell, atomic_path, write_text
+from pipeline.artifacts import atomic_path, write_text
 from pipeline.assemble.collapse import leaves_band
 from pipeline.assemble.runs import CellRun, Results
-from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
+from pipeline.evaluation.estimators import (
+    avg_at_k,
+    best_over_versions,
+    clustered_interval,
+    clustered_standard_error,
+    pass_at_k,
+    sampling_standard_error,
+    tail_mean,
+)
 from pipeline.evaluation.selection import unbiased_best
 from pipeline.objective.methods import method_of
 
@@ -33,14 +43,15 @@ COLUMNS: dict[str, str] = {
     "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
     "num_evaluations": "Int64", "num_versions": "Int64", "best": "float64", "best_step": "Int64", "last": "float64",
     "tail_mean": "float64", "unbiased_best": "float64", "best_inflation": "float64", "fresh_best": "float64",
-    "fresh_last": "float64", "fresh_last_pass_at_k": "float64", "gain_last": "float64", "gain_best": "float64",
-    "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64", "mismatch_peak": "float64",
-    "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str", "onset_step": "Int64",
-    "mismatch_leaves_band": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64", "lag_mean": "float64",
-    "lag_max": "Int64", "lag_histogram": "str", "response_length_mean": "float64", "truncated_share": "float64",
-    "zero_variance_share": "float64", "clip_share": "float64", "sat_gate_share_max": "float64", "wall_s": "float64",
-    "wait_s": "float64", "train_s": "float64", "publish_s": "float64", "evaluate_s": "float64", "cpu_s": "float64",
-    "peak_memory_bytes": "Int64", "resumed": "Int64", "fingerprint": "str", "git_revision": "str",
+    "fresh_last": "float64", "fresh_last_pass_at_k": "float64", "fresh_last_se_sampling": "float64",
+    "fresh_last_se_clustered": "float64", "fresh_last_low": "float64", "fresh_last_high": "float64", "gain_last": "float64",
+    "gain_best": "float64", "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64",
+    "mismatch_peak": "float64", "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str",
+    "onset_step": "Int64", "mismatch_leaves_band": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64",
+    "lag_mean": "float64", "lag_max": "Int64", "lag_histogram": "str", "response_length_mean": "float64",
+    "truncated_share": "float64", "zero_variance_share": "float64", "clip_share": "float64", "sat_gate_share_max": "float64",
+    "wall_s": "float64", "wait_s": "float64", "train_s": "float64", "publish_s": "float64", "evaluate_s": "float64",
+    "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64", "fingerprint": "str", "git_revision": "str",
 }  # fmt: skip
 
 
@@ -92,7 +103,7 @@ def summarise_run(run: CellRun, results: Results) -> dict[str, Any]:
         row[f"fresh_{name}"] = avg_at_k(outcomes)
         row[f"gain_{name}"] = row[f"fresh_{name}"] - base.get("scoring", np.nan)
     if "last" in run.score:
-        row["fresh_last_pass_at_k"] = pass_at_k(run.score["last"], run.score["last"].shape[1])
+        row |= _last_summary(run.score["last"])
     collapse = results.collapses[run.cell]
     row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
     row["mismatch_leaves_band"] = leaves_band(mismatch_series(run))
@@ -118,6 +129,18 @@ def lag_histogram(run: CellRun) -> Counter[int]:
     for text in run.steps["lag_histogram"]:
         total.update({int(lag): int(tokens) for lag, tokens in json.loads(text).items()})
     return total
+
+
+def _last_summary(outcomes: NDArray[np.bool_]) -> dict[str, float]:
+    """Fresh samples of the last checkpoint, 0/1 [problems, samples]: pass@k, both standard errors, the run's own interval."""
+    interval = clustered_interval(outcomes)
+    return {
+        "fresh_last_pass_at_k": pass_at_k(outcomes, outcomes.shape[1]),
+        "fresh_last_se_sampling": sampling_standard_error(outcomes),
+        "fresh_last_se_clustered": clustered_standard_error(outcomes),
+        "fresh_last_low": interval.low,
+        "fresh_last_high": interval.high,
+    }
 
 
 def _curve_summary(run: CellRun) -> dict[str, Any]:
@@ -178,8 +201,3 @@ def _finite_mean(values: pd.Series) -> float:
     array = values.to_numpy(dtype=float)
     finite = array[np.isfinite(array)]
     return float(finite.mean()) if len(finite) else float("nan")
-
-
-def cell_of(row: Mapping[str, Any]) -> Cell:
-    """The cell that a row of the summary table describes."""
-    return Cell(str(row["method"]), str(row["lag"]), int(row["seed"]))

@@ -102,7 +102,14 @@ def test_planted_numbers_come_back(run, table):
     assert found["tail_mean"] == pytest.approx(by_step[by_step.index >= 150].mean())
     assert found["mismatch"] == pytest.approx(steps["mismatch"].iloc[150:].mean())
     assert found["mismatch_peak"] == pytest.approx(steps["mismatch"].max())
-    scores = pd.read_parquet(folder / "scores.parquet").groupby("checkpoint")["correct"].mean()
+    fresh = pd.read_parquet(folder / "scores.parquet")
+    by_problem = fresh[fresh["checkpoint"] == "last"].groupby("problem_id")["correct"]
+    assert found["fresh_last_se_clustered"] == pytest.approx(by_problem.mean().std() / np.sqrt(120))
+    assert found["fresh_last_se_sampling"] == pytest.approx(np.sqrt((by_problem.var() / 8).sum()) / 120)
+    assert found["fresh_last_high"] - found["fresh_last_low"] == pytest.approx(
+        2 * 1.9801 * found["fresh_last_se_clustered"], rel=1e-3
+    )
+    scores = fresh.groupby("checkpoint")["correct"].mean()
     assert (found["fresh_last"], found["fresh_best"]) == pytest.approx((scores["last"], scores["best"]))
 
 
