@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-lm-eval lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-lm-eval test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -41,9 +41,8 @@ ablations: setup
 	$(RUN)
 
 # make report      assemble the table, figures, diff and report from the cells there are, finished or not
-STAGES = collect table1 figures diff report
 report: setup
-	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(SHOWN)/settings/run.json || exit 1; done
+	$(VENV)/bin/python -m pipeline assemble --preset $(SHOWN)
 
 # make reference   copy what results/tiny-reference shows from results/tiny
 KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html
@@ -105,8 +104,14 @@ bench: setup
 	$(BENCH) -m benchmarks.prepare_full_size
 
 # make lint        ruff and pyright
+# make test-report   the report in headless Chromium, which is installed from Debian where there is none
+CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+test-report: $(VENV)/.ready-test
+	@($(CHROMIUM)) >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(VENV)/bin/python -m pytest tests/report
+
 lint: $(VENV)/.ready-test
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/snakefmt --check Snakefile && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # make clean       remove the results and the state of preset tiny (or PRESET=...)
 clean:

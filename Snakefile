@@ -16,8 +16,12 @@ pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
 REFERENCE = expand("results/reference/{name}", name=["table1.csv", "curves.csv", "claims.yaml"])
 FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
+CAPTION = "pipeline/assemble/captions/{}.rst".format
 RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
 SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
+
+
+report: CAPTION("workflow")
 
 
 onstart:
@@ -28,13 +32,14 @@ onstart:
 
 
 wildcard_constraints:
-    method="[a-z0-9-]+",
+    method="[a-z0-9-]+([+][a-z0-9_.-]+)?",
     lag="[0-9]+(-[0-9]+)?",
     seed="[0-9]+",
 
 
 localrules:
     reproduce,
+    audit,
     collect,
     table1,
     figures,
@@ -93,9 +98,9 @@ rule train_cell:
         run=f"{CELL}/run.json",
         steps=f"{CELL}/steps.parquet",
         evals=f"{CELL}/evals.parquet",
+    threads: settings.trainer.threads
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
-    threads: settings.trainer.threads
     shell:
         "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
         "--state {params.state} --out $(dirname {output.run})"
@@ -143,7 +148,8 @@ rule table1:
         rules.collect.output,
         REFERENCE,
     output:
-        multiext(f"{paths.results}/table1", ".md", ".csv", ".tex"),
+        multiext(f"{paths.results}/table1", ".md", ".tex"),
+        report(f"{paths.results}/table1.csv", caption=CAPTION("table1"), category="Results"),
     shell:
         "{pipeline} table1 --settings {rules.collect.input.settings}"
 
@@ -153,7 +159,8 @@ rule figures:
         rules.collect.output,
         REFERENCE,
     output:
-        expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "svg", "csv"]),
+        expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "csv"]),
+        [report(f"{paths.results}/figures/{name}.svg", caption=CAPTION(name), category="Figures") for name in FIGURES],
     shell:
         "{pipeline} figures --settings {rules.collect.input.settings}"
 
@@ -163,7 +170,8 @@ rule diff:
         rules.collect.output,
         REFERENCE,
     output:
-        multiext(f"{paths.results}/diff", ".md", ".csv", ".json"),
+        multiext(f"{paths.results}/diff", ".md", ".json"),
+        report(f"{paths.results}/diff.csv", caption=CAPTION("diff"), category="Results"),
     shell:
         "{pipeline} diff --settings {rules.collect.input.settings}"
 
@@ -176,7 +184,16 @@ rule report:
         rules.figures.output,
         rules.diff.output,
     output:
-        f"{paths.results}/report.html",
+        report(f"{paths.results}/report.html", caption=CAPTION("report"), category="Results"),
         f"{paths.results}/report.md",
     shell:
         "{pipeline} report --settings {rules.collect.input.settings}"
+
+
+rule audit:
+    input:
+        REFERENCE,
+    output:
+        "docs/audit.md",
+    shell:
+        "{pipeline} audit --out {output}"

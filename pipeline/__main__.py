@@ -9,16 +9,23 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipeline import config, sections
 from pipeline.artifacts import Layout
 
+if TYPE_CHECKING:
+    from pipeline.assemble.runs import Results
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 SettingsFile = Annotated[Path, typer.Option("--settings", help="The stage's resolved settings, written by snakemake.")]
+RunSettings = Annotated[
+    Path | None, typer.Option("--settings", help="The run's resolved settings; without it those of --preset, as planned last.")
+]
+Preset = Annotated[str, typer.Option(help="Whose run, where --settings is not given.")]
 Problems = Annotated[Path, typer.Option(help="Folder with train.parquet, evaluation.parquet and scoring.parquet.")]
 BasePolicy = Annotated[Path, typer.Option(help="Folder of the base policy, as Hugging Face lays it out.")]
 Out = Annotated[Path, typer.Option(help="Where the results go.")]
@@ -94,64 +101,73 @@ def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy
 
 
 @app.command()
-def collect(settings: SettingsFile) -> None:
+def assemble(settings: RunSettings = None, preset: Preset = "tiny") -> None:
+    """All of collect, table1, figures, diff and report in one process, from whatever cells there are."""
+    from pipeline.assemble.stages import assemble as run
+
+    resolved = _run_settings(settings, preset)
+    run(Layout(resolved.preset), resolved)
+
+
+@app.command()
+def collect(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Summarise every cell there is into cells.parquet and cells.csv; missing and unreadable ones are listed."""
     from pipeline.assemble.collect import collect_stage
 
-    run, layout = _run_and_layout(settings)
-    collect_stage(layout, run, layout.results / "cells.parquet", layout.results / "cells.csv")
+    results, folder = _results(settings, preset)
+    collect_stage(results, folder / "cells.parquet", folder / "cells.csv")
 
 
 @app.command()
-def table1(settings: SettingsFile) -> None:
+def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write Table 1 as Markdown, CSV and LaTeX."""
     from pipeline.assemble.table1 import table1_stage
 
-    run, layout = _run_and_layout(settings)
-    paths = (layout.results / f"table1.{kind}" for kind in ("md", "csv", "tex"))
-    table1_stage(layout, run, layout.results / "cells.parquet", *paths)
+    results, folder = _results(settings, preset)
+    table1_stage(results, folder / "cells.parquet", *(folder / f"table1.{kind}" for kind in ("md", "csv", "tex")))
 
 
 @app.command()
-def figures(settings: SettingsFile) -> None:
+def figures(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Draw every figure as PNG and SVG, with the plotted data as CSV."""
     from pipeline.assemble.figures import figures_stage
 
-    run, layout = _run_and_layout(settings)
-    figures_stage(layout, run, layout.results / "figures")
+    results, folder = _results(settings, preset)
+    figures_stage(results, folder / "figures")
 
 
 @app.command()
 def diff(
-    settings: SettingsFile,
-    fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not_reproduced.")] = [],  # noqa: B006
+    settings: RunSettings = None,
+    preset: Preset = "tiny",
+    fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not-reproduced.")] = [],  # noqa: B006
 ) -> None:
     """Compare the run with the paper, cell by cell and claim by claim."""
     from pipeline.assemble.diff import diff_exit_status, diff_stage
 
-    run, layout = _run_and_layout(settings)
-    markdown, csv, json = (layout.results / f"diff.{kind}" for kind in ("md", "csv", "json"))
-    diff_stage(layout, run, layout.results / "cells.parquet", markdown, csv, json)
+    results, folder = _results(settings, preset)
+    markdown, csv, json = (folder / f"diff.{kind}" for kind in ("md", "csv", "json"))
+    diff_stage(results, folder / "cells.parquet", markdown, csv, json)
     if fail_on:
         raise typer.Exit(diff_exit_status(json, fail_on))
 
 
 @app.command()
-def report(settings: SettingsFile) -> None:
+def report(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write report.html, one self-contained page, and report.md."""
     from pipeline.assemble.report import report_stage
 
-    run, layout = _run_and_layout(settings)
-    results = layout.results
-    report_stage(
-        layout,
-        run,
-        results / "cells.parquet",
-        results / "diff.json",
-        results / "figures",
-        results / "report.html",
-        results / "report.md",
-    )
+    results, folder = _results(settings, preset)
+    pages = folder / "report.html", folder / "report.md"
+    report_stage(results, folder / "cells.parquet", folder / "diff.json", folder / "figures", *pages)
+
+
+@app.command()
+def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
+    """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
+    from pipeline.audit.page import audit_stage
+
+    audit_stage(out)
 
 
 @app.command()
@@ -178,9 +194,21 @@ def protocols(
         print(line)
 
 
-def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
-    run = config.read_settings(config.Settings, settings)
-    return run, Layout(run.preset)
+def _run_settings(settings: Path | None, preset: str) -> config.Settings:
+    """The settings of a run: those named, else those of the run of `preset` that was planned last, else config.yaml's."""
+    planned = settings or Layout(preset).settings("run")
+    if settings is None and not planned.exists():
+        return config.load_settings(overrides={"preset": preset})
+    return config.read_settings(config.Settings, planned)
+
+
+def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
+    """What the cells of a run have left on disk, and the folder of its results."""
+    from pipeline.assemble.runs import read_results
+
+    resolved = _run_settings(settings, preset)
+    layout = Layout(resolved.preset)
+    return read_results(layout, resolved), layout.results
 
 
 @app.command()

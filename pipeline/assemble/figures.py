@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.artifacts import Layout
 from pipeline.assemble import panels, paper_figures
 from pipeline.assemble.drawing import Drawn
 from pipeline.assemble.reference import Reference, read_reference
-from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.assemble.style import drawing, save
 from pipeline.config import Settings
@@ -36,12 +35,12 @@ FIGURES: dict[str, FigureEntry] = {
 }
 
 
-def figures_stage(layout: Layout, settings: Settings, folder: Path, names: Sequence[str] = tuple(FIGURES)) -> list[Path]:
+def figures_stage(results: Results, folder: Path, names: Sequence[str] = tuple(FIGURES)) -> list[Path]:
     """Draw the named figures into `folder`; returns the paths of the PNG files. Raises ValueError for an unknown name."""
     for name in names:
         if name not in FIGURES:
             raise ValueError(unknown("figure", name, FIGURES))
-    results, reference = read_results(layout, settings), read_reference()
+    reference = read_reference()
     for name in names:
         with drawing(name):
             drawn = FIGURES[name].draw(results, reference)

@@ -15,7 +15,8 @@ def test_a_concluded_cell_keeps_rows_and_weights_and_can_be_concluded_again(inpu
     finished, _ = run(cell("sat-gspo-r3", "8", trainer={"steps": 9, "checkpoint_interval": 3}), inputs, tmp_path)
     for _ in range(2):
         state = checkpoint.conclude(tmp_path / "checkpoints")
-        assert state.step_rows == finished.state.step_rows and state.eval_rows == finished.state.eval_rows
+        for rows, expected in ((state.step_rows, finished.state.step_rows), (state.eval_rows, finished.state.eval_rows)):
+            assert str(rows) == str(expected)  # as text: some columns are NaN
         assert state.retained == finished.state.retained and state.best == finished.state.best
     files = {
         path.relative_to(tmp_path / "checkpoints").as_posix() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()

@@ -23,7 +23,10 @@ def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
     assert workflow.planned() == {"prepare": 1, "base_policy": 1, "score_base": 1, "train_cell": 33, "score_cell": 33, **ASSEMBLY}
     assert workflow.planned("--config", "preset=rehearsal")["train_cell"] == 2
     assert workflow.planned("--config", "preset=full", "seeds=3")["train_cell"] == 99
-    assert workflow.planned("--config", "ablations=true")["train_cell"] == 33 + 6 + 9
+    assert workflow.planned("--config", "ablations=true")["train_cell"] == 33 + 6 + 9 + 22
+    assert workflow.planned("--config", "ablations=[eps_high_0.28]")["train_cell"] == 33 + 4
+    variant = "results/tiny/cells/sat-grpo+eps_high_0.28/lag8/seed0/run.json"
+    assert workflow.jobs("train_cell", variant) == [variant]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,13 @@ def test_everything_is_made(finished):
     assert set(run["retained_weights"]) == {"best", "last"} and run["retained_weights"]["last"]["version"] == 8
     scores = pd.read_parquet(results / "cells" / "grpo" / "lag1" / "seed0" / "scores.parquet")
     assert scores.groupby("checkpoint").size().to_dict() == {"best": 12, "last": 12}
+
+
+def test_snakemake_s_own_report_holds_the_results_with_their_captions(finished):
+    finished.snakemake("--report", "workflow.html")
+    page = (finished.folder / "workflow.html").read_text(encoding="utf-8")
+    for text in ("what the adaptive trust region does at lag 8", "results/tiny/figures/figure4.svg", "results/tiny/table1.csv"):
+        assert text.lower() in page.lower(), text
 
 
 def test_touching_nothing_reruns_nothing(finished):
