@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
+from pipeline.launch.errors import EngineDied
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
@@ -61,7 +62,7 @@ class Publication:
     verify_s: float
 
 
-class NotPublished(RuntimeError):
+class NotPublished(EngineDied):
     """The servers hold something else than the version that was sent; the message says what differs."""
 
 

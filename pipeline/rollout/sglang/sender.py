@@ -55,12 +55,15 @@ def buckets(folder: Path, bucket_bytes: int = BUCKET_BYTES) -> list[list[Entry]]
 
 def _entries(folder: Path) -> Iterable[Entry]:
     for path in sorted(folder.glob("*.safetensors")):
-        with safetensors.safe_open(path, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - not a dict
-                part = handle.get_slice(name)
-                if part.get_dtype() not in _DTYPES:
-                    raise ValueError(f"{path}: {name} is of dtype {part.get_dtype()}; published weights are {sorted(_DTYPES)}")
-                yield Entry(name, path, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
+        try:
+            handle = safetensors.safe_open(path, framework="pt")
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"published weights {path} cannot be read ({error}); delete {folder} and resume the cell") from error
+        for name in handle.keys():  # noqa: SIM118 - not a dict
+            part = handle.get_slice(name)
+            if part.get_dtype() not in _DTYPES:
+                raise ValueError(f"{path}: {name} is of dtype {part.get_dtype()}; published weights are {sorted(_DTYPES)}")
+            yield Entry(name, path, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
 
 
 def flat_bucket(bucket: list[Entry], device: torch.device) -> torch.Tensor:
