@@ -66,7 +66,7 @@ rule base_policy:
         settings=stage["base_policy"],
         problems=rules.prepare.output,
     output:
-        multiext(f"{paths.base_policy}/", "config.json", "model.safetensors", "tokenizer.json", "generation_config.json"),
+        multiext(f"{paths.base_policy}/", "config.json", "manifest.json", "tokenizer.json", "generation_config.json"),
     threads: settings.warm_start.threads
     shell:
         "{pipeline} base-policy --settings {input.settings} --problems {paths.problems} --out {paths.base_policy}"

@@ -34,11 +34,16 @@ def prepare(settings: SettingsFile, out: Out) -> None:
 
 @app.command()
 def base_policy(settings: SettingsFile, problems: Problems, out: Out) -> None:
-    """Build the base policy: a supervised warm start from scratch (presets tiny and rehearsal)."""
-    from pipeline.policy.warm_start import warm_start
+    """Build the base policy by a supervised warm start (model.path null), or fetch and check the published one."""
+    read = config.read_settings(sections.BasePolicySettings, settings)
+    if read.model.path is None:
+        from pipeline.policy.warm_start import warm_start
 
-    read = config.read_settings(sections.BasePolicySettings, settings).buildable()
-    warm_start(problems, read.warm_start, read.model, read.warm_start.seed, out)
+        warm_start(problems, read.warm_start, read.model, read.warm_start.seed, out)
+    else:
+        from pipeline.policy.fetch import fetch_policy
+
+        fetch_policy(read.model, out)
 
 
 @app.command()

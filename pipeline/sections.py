@@ -79,7 +79,10 @@ class PublishedProblemSettings(ProblemSettings):
 
 
 class ModelSettings(Section):
+    """The policy: the published one at `path`, which must have these sizes, or one of these sizes built from scratch."""
+
     path: str | None
+    revision: str | None
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     num_layers: int = Field(gt=0)
@@ -286,12 +289,3 @@ class BasePolicySettings(Section):
 
     model: ModelSettings
     warm_start: WarmStartSettings
-
-    def buildable(self) -> BasePolicySettings:
-        """These settings, or a SettingsError where they name a model that cannot be fetched yet."""
-        if self.model.path is not None:
-            raise SettingsError(
-                f"model.path {self.model.path!r}: only policies built from the sizes under `model` can be prepared so far; "
-                "set model.path to null"
-            )
-        return self

@@ -1,7 +1,7 @@
 """One evaluation by lm-eval: settings in, its command line out; its logged samples in, rows of scores.parquet out.
 
-lm-eval runs in an environment of its own (envs/lm-eval.txt) and asks an SGLang server; nothing here imports it. The task is
-lm_eval_tasks/aime24.yaml, for which `write_task` writes a file that sets k, sampling and problems.
+lm-eval runs in a process of its own and asks an SGLang server; nothing here imports it. The task is lm_eval_tasks/aime24.yaml; for
+each file of problems `write_tasks` writes one that includes it and sets k, sampling and problems.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pipeline.artifacts import write_text
 from pipeline.config import CellSettings
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
 
-TASK = "aime24_avg_at_k"
 TASK_FILE = Path(__file__).parent / "lm_eval_tasks" / "aime24.yaml"
 
 
@@ -26,14 +25,14 @@ TASK_FILE = Path(__file__).parent / "lm_eval_tasks" / "aime24.yaml"
 class LmEvalRun:
     """What one run of lm-eval is told.
 
-    endpoint: the server, "http://127.0.0.1:30000".  policy_version: the weights that it must hold throughout.  problems: a parquet
-    file of prepared problems, or JSON lines with id, problem, answer.  stop_token_ids: the ids that end a response.  out: a folder
-    of this run's own.  timeout_s: for one response, its wait in the server included.
+    endpoint: the server, "http://127.0.0.1:30000".  policy_version: the weights that it must hold throughout.  problems: files,
+    each a task of the same name, of prepared problems (parquet) or of JSON lines with id, problem, answer.  stop_token_ids: the ids
+    that end a response.  out: a folder of this run's own.  timeout_s: for one response, its wait in the server included.
     """
 
     endpoint: str
     policy_version: int
-    problems: Path
+    problems: tuple[Path, ...]
     out: Path
     num_samples: int
     temperature: float
@@ -49,7 +48,7 @@ class LmEvalRun:
         *,
         endpoint: str,
         policy_version: int,
-        problems: Path,
+        problems: tuple[Path, ...],
         out: Path,
         stop_token_ids: tuple[int, ...],
         longest_prompt: int,
@@ -80,30 +79,33 @@ class LmEvalRun:
             timeout_s=timeout_s,
         )
 
-    @property
-    def task_file(self) -> Path:
-        return self.out / "task.yaml"
+    def task_file(self, problems: Path) -> Path:
+        return self.out / f"{task_name(problems)}.yaml"
 
 
-def write_task(run: LmEvalRun) -> Path:
-    """Write the task file of `run`: aime24.yaml with its k, sampling and problems. Returns its path."""
-    task = {
-        "include": str(TASK_FILE.resolve()),
-        "task": TASK,
-        "repeats": run.num_samples,
-        "generation_kwargs": {
-            "until": [],
-            "do_sample": True,
-            "temperature": run.temperature,
-            "top_p": 1.0,
-            "top_k": -1,
-            "max_gen_toks": run.max_response_tokens,
-            "stop_token_ids": list(run.stop_token_ids),
-        },
-        "metadata": {"version": 1.0, "problems": str(run.problems.resolve())},
-    }
-    write_text(run.task_file, yaml.safe_dump(task, sort_keys=False))
-    return run.task_file
+def task_name(problems: Path) -> str:
+    return f"{problems.stem}_avg_at_k"
+
+
+def write_tasks(run: LmEvalRun) -> None:
+    """Write a task file per file of problems: aime24.yaml with the k and sampling of `run`."""
+    for problems in run.problems:
+        task = {
+            "include": str(TASK_FILE.resolve()),
+            "task": task_name(problems),
+            "repeats": run.num_samples,
+            "generation_kwargs": {
+                "until": [],
+                "do_sample": True,
+                "temperature": run.temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "max_gen_toks": run.max_response_tokens,
+                "stop_token_ids": list(run.stop_token_ids),
+            },
+            "metadata": {"version": 1.0, "problems": str(problems.resolve())},
+        }
+        write_text(run.task_file(problems), yaml.safe_dump(task, sort_keys=False))
 
 
 def lm_eval_command(run: LmEvalRun, python: str) -> list[str]:
@@ -122,17 +124,18 @@ def lm_eval_command(run: LmEvalRun, python: str) -> list[str]:
     return [
         *(python, "-m", "lm_eval", "run", "--model", "sglang-generate"),
         *("--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
-        *("--tasks", str(run.task_file), "--batch_size", "1"),
+        *("--tasks", ",".join(str(run.task_file(problems)) for problems in run.problems), "--batch_size", "1"),
         *("--log_samples", "--output_path", str(run.out)),
     ]
 
 
-def sample_log(run: LmEvalRun) -> Path:
-    """The samples that lm-eval logged below `run.out`. Raises ValueError unless there is one such file."""
-    logs = sorted(run.out.glob(f"**/samples_{TASK}_*.jsonl"))
+def sample_log(run: LmEvalRun, problems: Path) -> Path:
+    """The samples that lm-eval logged below `run.out` for one file of problems. Raises ValueError unless there is one such log."""
+    task = task_name(problems)
+    logs = sorted(run.out.glob(f"**/samples_{task}_*.jsonl"))
     if len(logs) != 1:
         raise ValueError(
-            f"{run.out} holds {len(logs)} sample logs of {TASK}; expected one: give every run of lm-eval a folder of its own"
+            f"{run.out} holds {len(logs)} sample logs of {task}; expected one: give every run of lm-eval a folder of its own"
         )
     return logs[0]
 
@@ -149,7 +152,7 @@ def score_rows(
         try:
             rows += json.loads(line)["samples"]
         except (json.JSONDecodeError, KeyError) as error:
-            raise ValueError(f"{log}: line {number} is not a logged problem of {TASK} ({error!r}); run lm-eval again") from error
+            raise ValueError(f"{log}: line {number} is not a logged problem ({error!r}); run lm-eval again") from error
     evaluate_protocol(rows, Protocol("avg", num_samples), problems=problems)
     if len(rows) != num_samples * len(problems):
         raise ValueError(f"{log} holds {len(rows)} responses, expected {len(problems)} problems x {num_samples} samples")

@@ -20,8 +20,9 @@ from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
 from pipeline.loop import CellInputs, CellRun
-from pipeline.policy.checkpoint import hf_state, read_policy
+from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
+from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")
@@ -37,17 +38,16 @@ def train_cell(
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
-    weights_file = base_policy / "model.safetensors"
-    base, _, tokenizer = read_policy(base_policy)
+    tokenizer = read_tokenizer(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
     identity = fingerprint(
-        settings, sha256(weights_file), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
+        settings, policy_digest(base_policy), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
     )
     folder = state_root / identity
     with lease(state_root):
         if retrain and _finished_before(folder / "finished", started):
             os.replace(folder, _aside(folder))
-        trainer = policy_trainer(settings, hf_state(base))
+        trainer = policy_trainer(settings, base_policy)
         engine = rollout_engine(settings, tokenizer)
         progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
         try:

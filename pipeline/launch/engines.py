@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
+from pathlib import Path
 
 from pipeline.config import CellSettings
 from pipeline.policy.tokenizer import Tokenizer
@@ -22,11 +20,12 @@ def rollout_engine(settings: CellSettings, tokenizer: Tokenizer) -> RolloutEngin
     raise SettingsError(_not_yet("rollout.engine", settings.rollout.engine))
 
 
-def policy_trainer(settings: CellSettings, base: Mapping[str, Tensor]) -> PolicyTrainer:
+def policy_trainer(settings: CellSettings, base_policy: Path) -> PolicyTrainer:
     if settings.trainer.engine == "torch":
+        from pipeline.policy.checkpoint import hf_state, read_policy
         from pipeline.trainer.torch_trainer import TorchTrainer
 
-        return TorchTrainer(settings, base)
+        return TorchTrainer(settings, hf_state(read_policy(base_policy)[0]))
     raise SettingsError(_not_yet("trainer.engine", settings.trainer.engine))
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from pipeline.artifacts import atomic_path, read_json, write_json
+from pipeline.broadcast.published import sha256
 from pipeline.policy.model import Layer, Policy
 from pipeline.policy.tokenizer import Tokenizer, read_tokenizer
 from pipeline.sections import ModelSettings
@@ -44,6 +47,7 @@ FIXED_CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "tie_word_embeddings": False,
 }
+MANIFEST = "manifest.json"  # the files' hashes, written last: its presence means that the folder is complete
 MAX_POSITION_EMBEDDINGS = 32768  # what other engines may allocate for; nothing here depends on it
 
 
@@ -70,8 +74,21 @@ def load_hf_state(policy: Policy, state: Mapping[str, Tensor]) -> None:
             view.copy_(state[name])
 
 
+def hf_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight by its Hugging Face name; nothing is allocated."""
+    with torch.device("meta"):
+        return {name: tuple(view.shape) for name, view in _named_views(Policy(settings))}
+
+
+def policy_digest(folder: Path) -> str:
+    """One hash that stands for the weights in the folder, from its manifest. ValueError while the folder is incomplete."""
+    hashes = read_json(folder / MANIFEST)["sha256"]
+    weights = {name: value for name, value in sorted(hashes.items()) if name.endswith(".safetensors")}
+    return hashlib.sha256(json.dumps(weights).encode()).hexdigest()
+
+
 def write_policy(folder: Path, policy: Policy, tokenizer: Tokenizer) -> None:
-    """Write the folder; model.safetensors comes last, so that its presence means the folder is complete."""
+    """Write the folder, its manifest last."""
     settings = policy.settings.model_dump(mode="json")
     config = {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -86,6 +103,8 @@ def write_policy(folder: Path, policy: Policy, tokenizer: Tokenizer) -> None:
     tokenizer.write(folder)
     with atomic_path(folder / "model.safetensors") as temporary:
         temporary.write_bytes(save(hf_state(policy), metadata={"format": "pt"}))
+    names = ("config.json", "tokenizer.json", "generation_config.json", "model.safetensors")
+    write_json(folder / MANIFEST, {"path": None, "revision": "built", "sha256": {name: sha256(folder / name) for name in names}})
 
 
 def read_policy(folder: Path) -> tuple[Policy, ModelSettings, Tokenizer]:
@@ -114,7 +133,7 @@ def read_model_settings(folder: Path) -> ModelSettings:
     for key, value in FIXED_CONFIG.items():
         if config.get(key, value) != value:
             raise ValueError(f"{path}: {key} is {config[key]!r}, but the policy computes {value!r} only")
-    return ModelSettings(path=None, **{name: config[key] for name, key in CONFIG_KEYS.items()})
+    return ModelSettings(path=None, revision=None, **{name: config[key] for name, key in CONFIG_KEYS.items()})
 
 
 def _named_views(policy: Policy) -> Iterator[tuple[str, Tensor]]:

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
 from pipeline.evaluation.evaluate import Evaluation
-from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_task
+from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
 from pipeline.evaluation.summary import summarise
 from pipeline.problems.prepare import _write_problems
@@ -91,20 +91,20 @@ def outcome(tmp_path_factory) -> Outcome:
             settings(),
             endpoint=server.url,
             policy_version=VERSION,
-            problems=folder / "scoring.parquet",
+            problems=(folder / "scoring.parquet",),
             out=folder / "out",
             stop_token_ids=(151643, 151645),
             longest_prompt=300,
             num_concurrent=8,
             timeout_s=60,
         )
-        write_task(run)
+        write_tasks(run)
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
         done = subprocess.run(lm_eval_command(run, sys.executable), cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
     (results,) = (folder / "out").glob("*/results_*.json")
-    log = [json.loads(line) for line in sample_log(run).read_text(encoding="utf-8").splitlines()]
-    return Outcome(run, server, json.loads(results.read_text(encoding="utf-8"))["results"]["aime24_avg_at_k"], log)
+    log = [json.loads(line) for line in sample_log(run, run.problems[0]).read_text(encoding="utf-8").splitlines()]
+    return Outcome(run, server, json.loads(results.read_text(encoding="utf-8"))["results"]["scoring_avg_at_k"], log)
 
 
 def test_what_the_server_is_asked(outcome):
@@ -124,7 +124,7 @@ def test_what_the_server_is_asked(outcome):
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
     ids = [problem.id for problem in PROBLEMS]
-    return score_rows(sample_log(outcome.run), "best", policy_version=VERSION, num_samples=K, problems=ids)
+    return score_rows(sample_log(outcome.run, outcome.run.problems[0]), "best", policy_version=VERSION, num_samples=K, problems=ids)
 
 
 class ReplayEngine:
@@ -217,7 +217,7 @@ def plain_reply(prompt: str, count: int) -> Reply:
 def test_the_task_directory_alone_puts_problems_into_the_template(jsonl):
     with serve(plain_reply) as server:
         results = simple_evaluate(server, jsonl, limit=3)["results"]["aime24_avg_at_k"]
-    template = "Find {}.\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+    template = "Find {}.\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
     assert Counter(body["text"] for body in server.requests) == {template.format(i): 16 for i in range(3)}
     assert results["avg_at_k,k_samples"] == pytest.approx(1 / 3) and results["policy_version,k_samples"] == 7
 

@@ -11,7 +11,7 @@ from pipeline.artifacts import Cell, Layout
 from pipeline.config import CellSettings, Settings, fingerprint, load_settings, read_settings
 from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.objective.methods import METHODS, TABLE_1, Method
-from pipeline.sections import BasePolicySettings, ClusterSettings, MegatronSettings, Section, ServerSettings, SettingsError
+from pipeline.sections import ClusterSettings, MegatronSettings, Section, ServerSettings, SettingsError
 
 
 @pytest.mark.parametrize(("preset", "cells"), [("tiny", 33), ("rehearsal", 28), ("full", 33)])
@@ -57,12 +57,6 @@ def test_mistakes_are_refused_with_key_value_and_remedy(overrides, parts):
         load_settings(overrides=overrides)
     for part in parts:
         assert part in str(caught.value)
-
-
-def test_a_base_model_that_cannot_be_fetched_is_refused():
-    with pytest.raises(SettingsError, match=r"model.path 'Qwen/Qwen3-30B-A3B-Base': only policies built from the sizes"):
-        settings = load_settings(overrides={"preset": "full"})
-        BasePolicySettings(model=settings.model, warm_start=settings.warm_start).buildable()
 
 
 def test_the_denominator_setting_replaces_the_rollout_policy_only():

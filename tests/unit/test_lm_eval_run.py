@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import yaml
 
 from pipeline.artifacts import Cell
 from pipeline.config import load_settings
-from pipeline.evaluation.lm_eval_run import TASK_FILE, LmEvalRun, lm_eval_command, sample_log, score_rows, write_task
+from pipeline.evaluation.lm_eval_run import TASK_FILE, LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
 from pipeline.evaluation.lm_eval_tasks import aime24
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
 from pipeline.evaluation.rows import sample_row
+from pipeline.problems.template import instruct
 
 RECORDED = Path(__file__).parent / "lm_eval_samples.jsonl"
 IDS = ("2024-1", "2024-2", "2024-3")
@@ -31,7 +33,7 @@ def run_of(tmp_path: Path, longest_prompt: int = 300) -> LmEvalRun:
         settings,
         endpoint="http://127.0.0.1:30000/",
         policy_version=540,
-        problems=tmp_path / "scoring.parquet",
+        problems=(tmp_path / "scoring.parquet", tmp_path / "aime24.jsonl"),
         out=tmp_path / "out",
         stop_token_ids=(151643, 151645),
         longest_prompt=longest_prompt,
@@ -53,7 +55,7 @@ def test_command_names_the_endpoint_and_version_and_sends_no_seed(tmp_path):
         "num_concurrent": "64",
         "timeout": "7200",
     }
-    assert command[command.index("--tasks") + 1] == str(run.task_file)
+    assert command[command.index("--tasks") + 1] == ",".join(str(run.task_file(problems)) for problems in run.problems)
     assert command[command.index("--output_path") + 1] == str(run.out)
     assert "--log_samples" in command and "--use_cache" not in command
     assert not any("seed" in part or part == "--apply_chat_template" for part in command)
@@ -61,7 +63,9 @@ def test_command_names_the_endpoint_and_version_and_sends_no_seed(tmp_path):
 
 def test_task_file_carries_the_cells_sampling(tmp_path):
     run = run_of(tmp_path)
-    task = yaml.safe_load(write_task(run).read_text(encoding="utf-8"))
+    write_tasks(run)
+    task, other = (yaml.safe_load(run.task_file(problems).read_text(encoding="utf-8")) for problems in run.problems)
+    assert (task["task"], other["task"]) == ("scoring_avg_at_k", "aime24_avg_at_k")
     assert Path(task["include"]) == TASK_FILE and TASK_FILE.is_file()
     assert (task["repeats"], task["metadata"]["problems"]) == (16, str((tmp_path / "scoring.parquet").resolve()))
     assert task["generation_kwargs"] == {
@@ -133,14 +137,14 @@ def test_another_version_than_the_one_asked_for_is_refused():
 def test_a_folder_of_several_runs_is_refused(tmp_path):
     run = dataclasses.replace(run_of(tmp_path), out=tmp_path)
     with pytest.raises(ValueError, match="holds 0 sample logs"):
-        sample_log(run)
+        sample_log(run, run.problems[1])
     log = tmp_path / "version_000540" / "samples_aime24_avg_at_k_2026-01-01.jsonl"
     log.parent.mkdir()
     log.touch()
-    assert sample_log(run) == log
+    assert sample_log(run, run.problems[1]) == log
     log.with_name("samples_aime24_avg_at_k_2026-01-02.jsonl").touch()
     with pytest.raises(ValueError, match="holds 2 sample logs"):
-        sample_log(run)
+        sample_log(run, run.problems[1])
 
 
 def test_the_servers_word_on_a_response_is_kept_beside_its_text():
@@ -159,3 +163,9 @@ def test_the_servers_word_on_a_response_is_kept_beside_its_text():
         aime24.one_version([[7, 7], [7, 8]])
     with pytest.raises(ValueError, match=r"\[15, 16\] responses"):
         aime24.samples_per_problem([[{}] * 16, [{}] * 15])
+
+
+def test_the_tasks_own_template_is_the_boxed_instruction():
+    template = re.search(r'prompt_template: "(.*)"', TASK_FILE.read_text(encoding="utf-8"))
+    assert template is not None
+    assert yaml.safe_load(f'"{template[1]}"').format(problem="1+1?") == instruct("1+1?", "boxed")

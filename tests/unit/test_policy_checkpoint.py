@@ -19,6 +19,7 @@ from pipeline.sections import ModelSettings
 
 SIZES: dict[str, Any] = {
     "path": None,
+    "revision": None,
     "vocab_size": 64,
     "hidden_size": 32,
     "num_layers": 2,
