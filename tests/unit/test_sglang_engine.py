@@ -188,6 +188,21 @@ def test_a_server_that_cannot_start_is_reported_with_its_log(start: Start, tmp_p
     engine.close()
 
 
+def test_a_server_lost_during_a_publication_is_started_again_and_reads_the_version_from_disk(start: Start, tmp_path: Path) -> None:
+    engine = start(num_servers=2)
+    engine.load(version(0))
+    engine.load(version(13))
+    assert_is_answer(engine.generate([request(3)], SAMPLING).result(60).responses[0], (3,), 13)
+    assert [(row.version, row.route) for row in engine.publications] == [(0, "disk"), (13, "disk")]
+
+
+def test_servers_that_are_lost_again_and_again_end_the_engine(start: Start) -> None:
+    engine = start()
+    engine.load(version(14))
+    with pytest.raises(EngineDied, match="lost 4 times with one version"):
+        engine.generate([request(2)], SAMPLING).result(60)
+
+
 def test_closing_answers_what_is_outstanding_and_can_be_repeated(start: Start) -> None:
     engine = start()
     engine.load(version(0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,7 @@ def main() -> None:
     group = join(options.host, options.port, options.world_size, options.group, options.backend, options.timeout_s)
     for bucket in buckets(options.folder):
         torch.distributed.broadcast(flat_bucket(bucket, device), src=0, group=group)
-    if options.backend == "nccl":
-        torch.cuda.synchronize()
+    signal.pause()  # the receivers may still be reading from this process; who started it ends it
 
 
 if __name__ == "__main__":
