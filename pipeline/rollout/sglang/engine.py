@@ -162,7 +162,7 @@ class SGLangEngine:
 
     async def _publish(self, published: PublishedWeights) -> None:
         """Bring a version into all servers. Where one is lost meanwhile, all start again and read it from disk."""
-        folder = published.folder or self._scratch / f"version_{published.version}"
+        folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
         before, self._current, self._checksum = self._current, (published, folder), None
