@@ -73,12 +73,24 @@ def train_cell(
 
 @app.command()
 def score_cell(
-    run: Annotated[Path, typer.Option(help="run.json of a finished cell.")], problems: Problems, base_policy: BasePolicy, out: Out
+    run: Annotated[Path, typer.Option(help="run.json of a finished cell.")],
+    problems: Problems,
+    base_policy: BasePolicy,
+    out: Out,
+    aime24: Annotated[Path | None, typer.Option(help="Where scores on AIME 2024 go too; with rollout.engine sglang.")] = None,
 ) -> None:
-    """Score the best and the last weights of a finished cell with fresh samples."""
+    """Score the best and the last weights of a finished cell with fresh samples; with SGLang, through lm-eval."""
     from pipeline.evaluation.score import score_cell as score
 
-    score(run, problems, base_policy, out)
+    score(run, problems, base_policy, out, aime24)
+
+
+@app.command()
+def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out) -> None:
+    """Measure where mismatch comes from at equal weights: kernels, precision, routing."""
+    from pipeline.evaluation.mismatch import measure_mismatch
+
+    measure_mismatch(config.read_settings(config.Settings, settings), problems, base_policy, out)
 
 
 @app.command()
@@ -180,6 +192,27 @@ def watch(
     from pipeline.launch.watch import watch as show
 
     show(preset, once or not sys.stdout.isatty())
+
+
+@app.command()
+def doctor(
+    preset: Annotated[str, typer.Option(help="The preset whose cells this node is to run.")] = "full",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Also train two steps of a tiny policy through its engines.")] = False,
+) -> None:
+    """Check a node (versions, GPUs, file systems, ports, memory, inputs) and say what to mend; status 1 if anything failed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.launch.doctor import examine
+    from pipeline.launch.smoke import smoke_test
+
+    settings = config.load_settings(overrides={"preset": preset})
+    table, colours = Table("check", "", "found", "what to do"), {"ok": "green", "warning": "yellow", "failed": "red"}
+    findings = examine(settings, Layout(preset)) + (smoke_test(settings) if smoke else [])
+    for finding in findings:
+        table.add_row(finding.check, f"[{colours[finding.status]}]{finding.status}[/]", finding.found, finding.remedy)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    raise typer.Exit(any(finding.status == "failed" for finding in findings))
 
 
 def main() -> None:

@@ -92,6 +92,11 @@ class Settings(Section):
             )
         return self
 
+    @property
+    def scores_aime24_too(self) -> bool:
+        """Whether lm-eval scores a cell on AIME 2024 besides its own scoring problems, which are others."""
+        return self.rollout.engine == "sglang" and self.problems.kind != "dapo_dolci"
+
     def problem_stage(self) -> ProblemSettings:
         """What the stage prepare reads: `published` only where the kind of problems does."""
         if self.problems.kind != "dapo_dolci":

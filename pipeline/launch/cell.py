@@ -47,8 +47,8 @@ def train_cell(
     with lease(state_root):
         if retrain and _finished_before(folder / "finished", started):
             os.replace(folder, _aside(folder))
-        trainer = policy_trainer(settings, base_policy)
-        engine = rollout_engine(settings, tokenizer)
+        trainer = policy_trainer(settings, base_policy, folder / "logs")
+        engine = rollout_engine(settings, base_policy, tokenizer, folder / "logs")
         progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
         try:
             state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()

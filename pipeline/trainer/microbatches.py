@@ -15,15 +15,19 @@ from torch import Tensor
 from pipeline.objective.aggregate import Aggregation, token_weights
 from pipeline.objective.loss import Tokens
 from pipeline.policy.packing import PackedBatch, pack
-from pipeline.records import Sample
+from pipeline.records import Response, Sample
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """packed: the sequences, for the policy's forward pass.  tokens: rollout log-probs, advantages, weights, for the loss."""
+    """packed: the sequences, for the policy's forward pass.  tokens: rollout log-probs, advantages, weights, for the loss.
+
+    responses: what was packed, in order.
+    """
 
     packed: PackedBatch
     tokens: Tokens
+    responses: tuple[Response, ...]
 
 
 def split(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
@@ -54,7 +58,7 @@ def micro_batches(
 
 
 def _micro_batch(samples: list[Sample], weights: Tensor, routing_replay: bool, dtype: torch.dtype) -> MicroBatch:
-    responses = [sample.response for sample in samples]
+    responses = tuple(sample.response for sample in samples)
     experts = [response.routed_experts for response in responses if response.routed_experts is not None]
     lengths = torch.tensor([len(response.response_ids) for response in responses])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=dtype)
@@ -70,4 +74,5 @@ def _micro_batch(samples: list[Sample], weights: Tensor, routing_replay: bool, d
             rollout_weights_logprobs=None,
             reference_logprobs=None,
         ),
+        responses=responses,
     )

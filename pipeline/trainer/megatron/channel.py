@@ -1,0 +1,186 @@
+"""The connections between the controller and its ranks: every rank says that it lives, rank 0 also takes commands and answers.
+
+A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
+("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) before a rank ends with an error, and
+from rank 0 ("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain
+says that it lives, but its rounds do not grow.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Any
+
+from pipeline.launch.errors import EngineDied
+from pipeline.launch.processes import Process
+
+ADDRESS, KEY = "MEGATRON_CONTROLLER", "MEGATRON_CONTROLLER_KEY"
+_BEAT_S = 1.0
+_POLL_S = 0.5
+_SETTLE_S = 3.0  # when one rank dies, others follow; so long to find out which was first
+
+
+class RankChannel:
+    """A rank's end."""
+
+    def __init__(self, rank: int) -> None:
+        host, _, port = os.environ[ADDRESS].rpartition(":")
+        self._connection = connection.Client((host, int(port)), authkey=bytes.fromhex(os.environ[KEY]))
+        self._lock = threading.Lock()
+        self._rounds = 0
+        self.send("hello", rank)
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def send(self, kind: str, value: Any) -> None:
+        with self._lock:
+            self._connection.send((kind, value))
+
+    def receive(self) -> Any:
+        return self._connection.recv()
+
+    def progress(self) -> None:
+        """One more round is done."""
+        self._rounds += 1
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(_BEAT_S)
+            try:
+                self.send("alive", self._rounds)
+            except OSError:  # the controller is gone, and its guard ends this process
+                return
+
+
+@dataclass
+class _Peer:
+    """The controller's view of a rank: when it was last heard, and when its rounds last grew."""
+
+    process: Process
+    connection: connection.Connection
+    heard: float = field(default_factory=time.monotonic)
+    rounds: int = -1
+    grew: float = field(default_factory=time.monotonic)
+    failure: str | None = None
+    ended: float | None = None
+
+
+class ControllerChannel:
+    """The controller's end: sends to rank 0 and receives from it, and raises EngineDied naming the rank that died or stalled."""
+
+    def __init__(self, processes: Sequence[Process], listener: connection.Listener, startup_s: float, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._peers = _accept(processes, listener, time.monotonic() + startup_s)
+
+    def send(self, message: Any) -> None:
+        try:
+            self._peers[0].connection.send(message)
+        except OSError:
+            self._peers[0].ended = time.monotonic()
+            self._raise_death()
+
+    def send_to_all(self, message: Any) -> None:
+        for peer in self._peers:
+            peer.connection.send(message)
+
+    def expect(self, patience_s: float | None = None) -> tuple[str, Any]:
+        """The next message of rank 0, as (kind, value). Raises EngineDied. patience_s: in place of the stall timeout."""
+        limit = self._stall_s if patience_s is None else patience_s
+        started = time.monotonic()
+        for peer in self._peers:
+            peer.heard = peer.grew = started
+        while True:
+            for peer in self._ready():
+                answer = self._take(peer)
+                if answer is not None:
+                    return answer
+            if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
+                self._raise_death()
+            self._check_stall(time.monotonic(), limit)
+
+    def _ready(self) -> list[_Peer]:
+        open_peers = {peer.connection: peer for peer in self._peers if peer.ended is None}
+        return [open_peers[ready] for ready in connection.wait(list(open_peers), _POLL_S)]  # pyright: ignore
+
+    def _take(self, peer: _Peer) -> tuple[str, Any] | None:
+        try:
+            kind, value = peer.connection.recv()
+        except (EOFError, OSError):
+            peer.ended = time.monotonic()
+            return None
+        peer.heard = time.monotonic()
+        if kind == "alive":
+            if value != peer.rounds:
+                peer.rounds, peer.grew = value, peer.heard
+        elif kind == "failed":
+            peer.failure = value
+        else:
+            return kind, value
+        return None
+
+    def _raise_death(self) -> None:
+        """Name the ranks to blame: those that a signal ended, else those that failed first."""
+        deadline = time.monotonic() + _SETTLE_S
+        while time.monotonic() < deadline and any(peer.process.exit_code is None for peer in self._peers):
+            for peer in self._ready():
+                self._take(peer)
+            time.sleep(0.05)
+        signalled = [peer for peer in self._peers if (peer.process.exit_code or 0) >= 128]
+        ended = sorted((peer for peer in self._peers if peer.ended is not None), key=lambda peer: peer.ended or 0.0)
+        dead = [peer for peer in self._peers if peer.process.exit_code is not None]
+        blamed = (signalled or ended or dead)[0]
+        if blamed.process.exit_code is None:
+            raise EngineDied(f"{blamed.process.spec.name} closed its connection; the end of its log:\n{blamed.process.tail()}")
+        raise EngineDied(blamed.process.death())
+
+    def _check_stall(self, now: float, limit: float) -> None:
+        silent = [peer for peer in self._peers if now - peer.heard > limit]
+        stuck = [peer for peer in self._peers if now - peer.grew > limit]
+        if not silent and len(stuck) < len(self._peers):
+            return
+        behind = min(peer.rounds for peer in self._peers)
+        blamed = silent or [peer for peer in self._peers if peer.rounds == behind]
+        names = ", ".join(peer.process.spec.name for peer in blamed)
+        raise EngineDied(
+            f"{names} made no progress for {limit:g} s (megatron.stall_timeout_s, while starting startup_timeout_s); "
+            f"the end of {blamed[0].process.log}:\n{blamed[0].process.tail()}"
+        )
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.connection.close()
+
+
+def _accept(processes: Sequence[Process], listener: connection.Listener, deadline: float) -> list[_Peer]:
+    """The ranks in order, each connected. Raises EngineDied where one ends or none comes in time."""
+    accepted: dict[int, connection.Connection] = {}
+    thread = threading.Thread(target=_accept_all, args=(listener, len(processes), accepted), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        for process in processes:
+            process.check()
+        if time.monotonic() > deadline:
+            missing = [process for rank, process in enumerate(processes) if rank not in accepted]
+            raise EngineDied(
+                f"{', '.join(process.spec.name for process in missing)} did not come up in time (megatron.startup_timeout_s); "
+                f"the end of {missing[0].log}:\n{missing[0].tail()}"
+            )
+    return [_Peer(process, accepted[rank]) for rank, process in enumerate(processes)]
+
+
+def _accept_all(listener: connection.Listener, count: int, accepted: dict[int, connection.Connection]) -> None:
+    while len(accepted) < count:
+        try:
+            peer = listener.accept()
+        except multiprocessing.AuthenticationError:  # a stranger on the port
+            continue
+        except OSError:  # the listener was closed: the controller gave up
+            return
+        _, rank = peer.recv()
+        accepted[rank] = peer

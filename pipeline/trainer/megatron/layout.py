@@ -1,0 +1,144 @@
+"""How the policy is cut over ranks: tensor, sequence, pipeline, expert and data parallelism, and which cuts are refused.
+
+A Layout is one rank's place in it. `check` refuses, before anything is started, what the model's sizes do not allow; layouts that
+are known to compute wrong values are refused by MegatronSettings already, and tensor parallelism always comes with sequence
+parallelism, without which megatron-core refuses mixtures of experts.
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pipeline.config import CellSettings
+from pipeline.sections import ClusterSettings, MegatronSettings, ModelSettings
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and this rank's index for each kind of parallelism; expert_data: the ranks that hold copies of the same experts."""
+
+    rank: int
+    num_ranks: int
+    tensor_size: int = 1
+    tensor_rank: int = 0
+    pipeline_size: int = 1
+    pipeline_rank: int = 0
+    data_size: int = 1
+    data_rank: int = 0
+    expert_size: int = 1
+    expert_rank: int = 0
+    expert_tensor_size: int = 1
+    expert_tensor_rank: int = 0
+    expert_data_rank: int = 0
+
+    @property
+    def first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def last_stage(self) -> bool:
+        return self.pipeline_rank == self.pipeline_size - 1
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank speaks for its micro-batches: one rank of each group that computes the same log-probs."""
+        return self.last_stage and self.tensor_rank == 0
+
+    def layers(self, num_layers: int) -> range:
+        """The layers of this rank's pipeline stage."""
+        count = num_layers // self.pipeline_size
+        return range(self.pipeline_rank * count, (self.pipeline_rank + 1) * count)
+
+    def experts(self, num_experts: int) -> range:
+        """The experts that this rank holds (or its part of them)."""
+        count = num_experts // self.expert_size
+        return range(self.expert_rank * count, (self.expert_rank + 1) * count)
+
+    def describe(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def sections(settings: CellSettings) -> tuple[MegatronSettings, ClusterSettings]:
+    """The sections that every cell with this trainer has."""
+    assert settings.megatron is not None and settings.cluster is not None
+    return settings.megatron, settings.cluster
+
+
+def check(model: ModelSettings, megatron: MegatronSettings) -> None:
+    """Raise ValueError, with the remedy, where the model's sizes do not divide as the layout asks."""
+    tensor, pipeline, expert = megatron.tensor_parallel, megatron.pipeline_parallel, megatron.expert_parallel
+    divisions = [
+        ("vocab_size", model.vocab_size, "tensor_parallel", tensor),
+        ("num_attention_heads", model.num_attention_heads, "tensor_parallel", tensor),
+        ("num_key_value_heads", model.num_key_value_heads, "tensor_parallel", tensor),
+        ("dense_intermediate_size", model.dense_intermediate_size if model.dense_layers else 0, "tensor_parallel", tensor),
+        ("expert_intermediate_size", model.expert_intermediate_size, "expert_tensor_parallel", megatron.expert_tensor_parallel),
+        ("num_layers", model.num_layers, "pipeline_parallel", pipeline),
+        ("num_experts", model.num_experts, "expert_parallel", expert),
+    ]
+    for what, size, setting, parts in divisions:
+        if size % parts:
+            raise ValueError(f"model.{what} {size} cannot be cut into megatron.{setting} {parts} equal parts; choose a divisor")
+    if megatron.optimizer_offload and not megatron.distributed_optimizer:
+        raise ValueError("megatron.optimizer_offload needs megatron.distributed_optimizer, which it is a part of; turn both on")
+    if megatron.layer_spec == "transformer_engine" and megatron.dtype == "float32":
+        raise ValueError("megatron.layer_spec transformer_engine has no float32 attention; use dtype bfloat16 or layer_spec local")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """layout: this rank's place.  control: all ranks, over gloo, for commands and objects.  device: of this rank's tensors."""
+
+    layout: Layout
+    control: dist.ProcessGroup
+    device: torch.device
+
+    def agree(self, problem: str | None) -> None:
+        """Raise the same ValueError on all ranks if one of them has a problem. Every rank calls."""
+        problems: list[str | None] = [None] * self.layout.num_ranks
+        dist.all_gather_object(problems, problem, group=self.control)
+        told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+        if told:
+            raise ValueError("; ".join(told))
+
+
+# while rollouts are generated, ranks wait for their next command as long as it takes; the controller ends them if it dies
+_PATIENCE = timedelta(days=365)
+
+
+def initialize(megatron: MegatronSettings, device: torch.device) -> Groups:
+    """Join the other ranks (environment as torchrun sets it) and build megatron-core's process groups."""
+    from megatron.core import parallel_state
+
+    limit = timedelta(seconds=megatron.stall_timeout_s)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=limit)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=megatron.tensor_parallel,
+        pipeline_model_parallel_size=megatron.pipeline_parallel,
+        expert_model_parallel_size=megatron.expert_parallel,
+        expert_tensor_parallel_size=megatron.expert_tensor_parallel,
+        distributed_timeout_minutes=max(1, int(limit.total_seconds() // 60)),
+    )
+    layout = Layout(
+        rank=dist.get_rank(),
+        num_ranks=dist.get_world_size(),
+        tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        data_rank=parallel_state.get_data_parallel_rank(),
+        expert_size=parallel_state.get_expert_model_parallel_world_size(),
+        expert_rank=parallel_state.get_expert_model_parallel_rank(),
+        expert_tensor_size=parallel_state.get_expert_tensor_parallel_world_size(),
+        expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
+        expert_data_rank=parallel_state.get_expert_data_parallel_rank(),
+    )
+    control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    assert isinstance(control, dist.ProcessGroup)  # every rank belongs to it
+    return Groups(layout, control, device)

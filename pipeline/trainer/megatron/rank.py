@@ -1,0 +1,213 @@
+"""A training rank: python -m pipeline.trainer.megatron.rank, with torchrun's environment and the controller's address and key.
+
+It reads its job from the controller, sets up its part of the policy, and then takes part in every command that rank 0 hands on:
+train, publish, save, restore. A ValueError that all ranks agree on is the command's answer; anything else ends the rank.
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.config import CellSettings
+from pipeline.records import RolloutBatch, Sample
+from pipeline.trainer.megatron import cpu_adapter, layout, state
+from pipeline.trainer.megatron.channel import RankChannel
+from pipeline.trainer.megatron.names import parameter_sources
+from pipeline.trainer.megatron.packing import on_device
+from pipeline.trainer.megatron.slices import StoredSlices
+from pipeline.trainer.megatron.weights import Weights
+from pipeline.trainer.microbatches import micro_batches
+from pipeline.trainer.step import optimizer_step, with_constants
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the controller tells every rank first. settings: a CellSettings as JSON.  base: a folder of Hugging Face weights."""
+
+    settings: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Generating:
+    """The version that generated a batch: the denominator `rollout_weights` computes log-probs with it."""
+
+    version: int
+    folder: str | None
+
+
+class RankTrainer:
+    """One rank of the trainer. Every method is called on all ranks, with the same arguments."""
+
+    def __init__(self, settings: CellSettings, base: Path, groups: layout.Groups, beat: Callable[[], None]) -> None:
+        from pipeline.trainer.megatron import model as models
+        from pipeline.trainer.megatron.optimizer import PolicyOptimizer
+        from pipeline.trainer.megatron.passes import Passes
+        from pipeline.trainer.megatron.replay import Replay
+
+        self.settings, self.method, self.groups = settings, settings.resolved_method(), groups
+        self.version = 0
+        megatron, sizes = layout.sections(settings)[0], settings.model
+        model = models.build(sizes, megatron, groups, self.method.routing_replay)
+        sources = parameter_sources(sizes, groups.layout, megatron.layer_spec)
+        self.weights = Weights(models.parameters(model), sources, sizes, groups)
+        models.mark_cut(self.weights.parameters, sources)
+        self.weights.load(base)
+        self.optimizer = PolicyOptimizer(model, settings.trainer, megatron)
+        replay = Replay(model, sizes, groups.layout, megatron.recompute) if self.method.routing_replay else None
+        self.passes = Passes(settings, groups, model, self.optimizer, self.weights, replay, beat)
+        if settings.objective.reference_kl_coefficient:
+            self.passes.frozen["reference"] = self.weights.frozen(base)
+        self._generating: Generating | None = None
+
+    def train(
+        self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_row: Callable[[dict[str, Any]], None]
+    ) -> None:
+        started = time.perf_counter()
+        if self.method.denominator == "rollout_weights":
+            self._take_generating(generating)
+        place, options = self.groups.layout, self.settings.trainer
+        aggregation = self.settings.objective.aggregation
+        steps = [
+            micro_batches(part, options.micro_batch_tokens, aggregation, routing_replay=False, dtype=torch.float32)
+            for part in batch.parts(num_steps)
+        ]
+        own = [[on_device(micro, self.groups.device) for micro in step[place.data_rank :: place.data_size]] for step in steps]
+        own = with_constants(self.passes, self.settings, self.method, own)
+        prepare_s = (time.perf_counter() - started) / num_steps
+        for step, micros in zip(steps, own, strict=True):
+            started = time.perf_counter()
+            row = optimizer_step(self.passes, self.settings, self.method, micros, len(step))
+            self.version += 1  # a skipped step has taken place in the schedule, and versions count scheduled steps
+            row["train_s"] = prepare_s + time.perf_counter() - started
+            yield_row(row)
+
+    def _take_generating(self, generating: Generating) -> None:
+        if self._generating is None or self._generating.version != generating.version:
+            if generating.folder is None:
+                raise ValueError(f"version {generating.version} has no folder that the ranks could read; publish it to one")
+            self.passes.frozen["generating"] = self.weights.frozen(Path(generating.folder))
+            self._generating = generating
+
+    def publish(self, folder: str) -> int:
+        """Fill `folder`, which appears when it is whole, and return the version."""
+        part = Path(f"{folder}.part")
+        self._write_weights(part)
+        if self.groups.layout.rank == 0:
+            part.rename(folder)
+        return self.version
+
+    def save(self, folder: str) -> None:
+        self._write_weights(Path(folder) / state.WEIGHTS)
+        state.write(
+            Path(folder),
+            self.version,
+            self.groups.layout,
+            self.optimizer.adams,
+            with_main_weights=layout.sections(self.settings)[0].dtype != "float32",
+        )
+        dist.barrier(self.groups.control)
+
+    def _write_weights(self, folder: Path) -> None:
+        from pipeline.trainer.megatron.publication import write_shards
+
+        if self.groups.layout.rank == 0:
+            folder.mkdir()
+        dist.barrier(self.groups.control)
+        write_shards(folder, self.version, self.weights)
+        dist.barrier(self.groups.control)
+
+    def restore(self, folder: str) -> int:
+        """Continue from a folder filled by `save`; ValueError on all ranks, and nothing changed, where one cannot read its part."""
+        found, problem = None, None
+        try:
+            found = state.read(Path(folder), self.groups.layout)
+            state.check(found, self.optimizer.adams)
+            StoredSlices(Path(folder) / state.WEIGHTS)
+        except ValueError as error:
+            problem = str(error)
+        self.groups.agree(problem)
+        assert found is not None
+        self.weights.load(Path(folder) / state.WEIGHTS)
+        state.apply(found, self.optimizer.adams)
+        self.version = found.version
+        return self.version
+
+
+class _Commands:
+    """Commands reach rank 0 from the controller and all others from rank 0."""
+
+    def __init__(self, channel: RankChannel, groups: layout.Groups) -> None:
+        self.channel, self.groups = channel, groups
+
+    def next(self) -> Any:
+        message = [self.channel.receive() if self.groups.layout.rank == 0 else None]
+        dist.broadcast_object_list(message, src=0, group=self.groups.control)
+        return message[0]
+
+    def samples(self, count: int) -> tuple[Sample, ...]:
+        samples: list[Sample] = []
+        while len(samples) < count:
+            samples += self.next()
+        return tuple(samples)
+
+    def answer(self, kind: str, value: Any) -> None:
+        if self.groups.layout.rank == 0:
+            self.channel.send(kind, value)
+
+
+def serve(trainer: RankTrainer, commands: _Commands) -> None:
+    """Take part in commands until the controller ends this process."""
+    while True:
+        name, arguments = commands.next()
+        try:
+            commands.answer("done", _run(trainer, commands, name, arguments))
+        except ValueError as error:
+            commands.answer("refused", str(error))
+
+
+def _run(trainer: RankTrainer, commands: _Commands, name: str, arguments: dict[str, Any]) -> Any:
+    if name != "train":
+        return getattr(trainer, name)(**arguments)
+    samples = commands.samples(arguments.pop("num_samples"))
+    batch = RolloutBatch(arguments.pop("index"), samples, arguments.pop("group_size"), 0.0)
+    trainer.train(batch, **arguments, yield_row=lambda row: commands.answer("row", row))
+    return None
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    channel = RankChannel(rank)
+    try:
+        job: Job = channel.receive()
+        settings = CellSettings.model_validate_json(job.settings)
+        torch.set_num_threads(settings.trainer.threads)
+        device = torch.device("cpu")
+        megatron, cluster = layout.sections(settings)
+        if cluster.device == "cpu":
+            cpu_adapter.install()
+        else:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        groups = layout.initialize(megatron, device)
+        trainer = RankTrainer(settings, Path(job.base), groups, channel.progress)
+        commands = _Commands(channel, groups)
+        commands.answer("done", trainer.version)
+        serve(trainer, commands)
+    except Exception:
+        channel.send("failed", traceback.format_exc(limit=-3))
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""PolicyTrainer over Megatron-core ranks: starts them, hands each batch to rank 0, and ends them.
+
+The controller holds no weights. A published version is a folder below a node-local scratch folder, in Hugging Face names; `save`
+and `restore` hand the ranks a folder that they can all reach. A rank that dies or stalls while something was asked of it raises
+EngineDied, which names it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from pipeline.broadcast.published import PublishedWeights, StoredWeights
+from pipeline.config import CellSettings
+from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.records import RolloutBatch
+from pipeline.trainer.megatron import layout
+from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel
+from pipeline.trainer.megatron.rank import Generating, Job
+
+_LOOPBACK = "127.0.0.1"
+_SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
+
+
+def rank_specs(settings: CellSettings, controller: str, key: str, master_port: int) -> list[ProcessSpec]:
+    """The processes of the trainer, with torchrun's environment; ranks take the last GPUs of the node, servers the first."""
+    megatron, cluster = layout.sections(settings)
+    count = megatron.num_ranks
+    first_gpu = cluster.gpus_per_node - count
+    root = str(Path(__file__).resolve().parents[3])
+    return [
+        ProcessSpec(
+            name=f"rank-{rank}",
+            command=(cluster.trainer_python or sys.executable, "-m", "pipeline.trainer.megatron.rank"),
+            environment={
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_RANK": "0",  # each rank sees its own GPU alone
+                "MASTER_ADDR": _LOOPBACK,
+                "MASTER_PORT": str(master_port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": str(settings.trainer.threads),
+                "PYTHONWARNINGS": "ignore",  # of megatron-core, about what is not installed
+                "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # megatron-core orders communication and computation by it
+                "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+                ADDRESS: controller,
+                KEY: key,
+            },
+            gpus=(first_gpu + rank,) if cluster.device == "cuda" else (),
+        )
+        for rank in range(count)
+    ]
+
+
+class MegatronTrainer:
+    """base: a Hugging Face folder, the initial weights and the reference of the KL.  logs: a folder for the ranks' logs."""
+
+    def __init__(self, settings: CellSettings, base: Path, logs: Path) -> None:
+        megatron, cluster = layout.sections(settings)
+        layout.check(settings.model, megatron)
+        self.settings, self.version = settings, 0
+        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch))
+        self._processes: list[Process] = []
+        self._channel: ControllerChannel | None = None
+        key = secrets.token_bytes(32)
+        try:
+            with connection.Listener((_LOOPBACK, 0), backlog=megatron.num_ranks, authkey=key) as listener:
+                host, port = listener.address  # pyright: ignore[reportGeneralTypeIssues] - of an AF_INET listener
+                specs = rank_specs(settings, f"{host}:{port}", key.hex(), _free_port())
+                self._processes = [Process(spec, logs / f"{spec.name}.log") for spec in specs]
+                self._channel = ControllerChannel(self._processes, listener, megatron.startup_timeout_s, megatron.stall_timeout_s)
+            self._channel.send_to_all(Job(settings.model_dump_json(), str(base.resolve())))
+            self._answer(megatron.startup_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[dict[str, Any]]:
+        folder = None if generating.folder is None else str(generating.folder.resolve())
+        self._send(
+            "train",
+            num_samples=len(batch.samples),
+            index=batch.index,
+            group_size=batch.group_size,
+            num_steps=num_steps,
+            generating=Generating(generating.version, folder),
+        )
+        assert self._channel is not None
+        for first in range(0, len(batch.samples), _SAMPLES_PER_MESSAGE):
+            self._channel.send(batch.samples[first : first + _SAMPLES_PER_MESSAGE])
+        for _ in range(num_steps):
+            row = self._answer()
+            self.version += 1
+            yield row
+        self._answer()
+
+    def publish(self) -> PublishedWeights:
+        folder = self._scratch / f"version_{self.version:06}"
+        shutil.rmtree(folder, ignore_errors=True)  # a version is published again after a resume
+        version = self._ask("publish", folder=str(folder))
+        return PublishedWeights(version, StoredWeights(folder), folder)
+
+    def save(self, folder: Path) -> None:
+        self._ask("save", folder=str(folder.resolve()))
+
+    def restore(self, folder: Path) -> None:
+        self.version = self._ask("restore", folder=str(folder.resolve()))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stop()
+        if self._channel is not None:
+            self._channel.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        self._send(command, **arguments)
+        return self._answer()
+
+    def _send(self, command: str, **arguments: Any) -> None:
+        if self._channel is None:
+            raise RuntimeError("the trainer has been closed")
+        self._channel.send((command, arguments))
+
+    def _answer(self, patience_s: float | None = None) -> Any:
+        assert self._channel is not None
+        kind, value = self._channel.expect(patience_s)
+        if kind == "refused":
+            raise ValueError(value)
+        return value
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,102 @@
+"""A tiny policy on disk, a batch of responses with routes, and cells that train on it with either trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from pipeline.artifacts import Cell
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.config import CellSettings, load_settings
+from pipeline.policy.checkpoint import hf_state
+from pipeline.policy.model import Policy
+from pipeline.records import Response, RolloutBatch, Sample
+from pipeline.sections import ModelSettings
+from pipeline.trainer.torch_trainer import TorchTrainer
+
+MODEL = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "dense_intermediate_size": 48,
+}
+# a step whose gradient is clipped and moves the weights visibly; several micro-batches, of which one is a single long sample
+OBJECTIVE = {"entropy_coefficient": 0.01, "reference_kl_coefficient": 0.1}
+TRAINER = {
+    "engine": "megatron",
+    "learning_rate": 1e-3,
+    "weight_decay": 0.1,
+    "gradient_clip": 0.05,
+    "micro_batch_tokens": 60,
+}
+ROLLOUT = {"group_size": 4, "prompts_per_step": 4, "temperature": 0.9}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one process": {"num_ranks": 1},
+    "TP2 EP2": {"num_ranks": 2, "tensor_parallel": 2, "expert_parallel": 2, "recompute": True},
+    "EP2": {"num_ranks": 2, "expert_parallel": 2},
+    "PP2": {"num_ranks": 2, "pipeline_parallel": 2, "recompute": True},
+    "DP2": {"num_ranks": 2, "distributed_optimizer": False},
+    "DP2 distributed optimizer": {"num_ranks": 2},
+    "TP4 EP4": {"num_ranks": 4, "tensor_parallel": 4, "expert_parallel": 4, "recompute": True},
+}
+_ALONE = {"tensor_parallel": 1, "expert_parallel": 1, "pipeline_parallel": 1, "distributed_optimizer": True, "recompute": False}
+
+
+def cell(method: str, layout: str = "one process", lag: str = "1", **changes: dict[str, Any]) -> CellSettings:
+    overrides: dict[str, Any] = {
+        "preset": "rehearsal",
+        "model": MODEL,
+        "objective": OBJECTIVE,
+        "trainer": TRAINER,
+        "rollout": ROLLOUT,
+        "megatron": {**_ALONE, "logprob_chunk_tokens": 50, **LAYOUTS[layout]},
+    }
+    merged = {name: overrides.get(name, {}) | changes.get(name, {}) for name in (overrides | changes) if name != "preset"}
+    return load_settings(overrides=merged | {"preset": "rehearsal"}).cell(Cell(method, lag, 0))
+
+
+def write_base(folder: Path, model: ModelSettings, seed: int = 0) -> Path:
+    """A policy with random weights, norms included, in two files as a large checkpoint would be."""
+    folder.mkdir(parents=True)
+    policy = Policy(model, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
+    state = hf_state(policy)
+    names = sorted(state)
+    for part, chosen in enumerate((names[::2], names[1::2])):
+        safetensors.torch.save_file({name: state[name] for name in chosen}, folder / f"model-{part}.safetensors", {"version": "0"})
+    return folder
+
+
+def torch_trainer(settings: CellSettings, base: Path) -> TorchTrainer:
+    return TorchTrainer(settings, dict(PublishedWeights.read(base).weights))
+
+
+def batch(settings: CellSettings, index: int = 0, seed: int = 0) -> RolloutBatch:
+    """Responses of 1 to 30 tokens, one prompt and response longer than a micro-batch, made-up log-probs and routes."""
+    random = np.random.default_rng([seed, index])
+    model, size = settings.model, settings.rollout.group_size * settings.rollout.prompts_per_step
+    layers = model.num_layers - len(model.dense_layers)
+    samples = []
+    for number in range(size):
+        prompt, length = int(random.integers(2, 9)), int(random.integers(1, 31)) if number != 5 else 61
+        routes = random.random((prompt + length - 1, layers, model.num_experts)).argsort(-1)[..., : model.num_experts_per_token]
+        response = Response(
+            prompt_ids=random.integers(0, model.vocab_size, prompt).astype(np.int32),
+            response_ids=random.integers(0, model.vocab_size, length).astype(np.int32),
+            rollout_logprobs=random.normal(-4.0, 0.6, length).astype(np.float32),
+            policy_version=np.zeros(length, dtype=np.int32),
+            routed_experts=routes.astype(np.uint8),
+            finish_reason="stop",
+        )
+        samples.append(Sample(f"problem-{number // 4}", response, "correct", 1.0, float(random.normal())))
+    return RolloutBatch(index, tuple(samples), settings.rollout.group_size, 0.0)
