@@ -30,9 +30,9 @@ from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
-from pipeline.rollout.sglang.fleet import Fleet, SpecOf
+from pipeline.rollout.sglang.fleet import Fleet, SpecOf, allow_connections
 from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Target
-from pipeline.rollout.sglang.server import LOOPBACK, placements, sections, server_spec
+from pipeline.rollout.sglang.server import LOOPBACK, Placement, placements, sections, server_spec
 
 _MAX_ATTEMPTS = 8  # for one response
 _DECODERS = 4
@@ -60,6 +60,8 @@ class SGLangEngine:
         spec_of: SpecOf | None = None,
     ) -> None:
         servers, cluster = sections(settings)
+        allow_connections(servers.num_servers * servers.requests_in_flight)
+        placed = placements(settings, nodes)
         self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
         self.publications: list[Publication] = []
         if cluster.scratch is not None:
@@ -67,7 +69,7 @@ class SGLangEngine:
         self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
         self._publisher = Publisher(settings, logs, socket.gethostname() if nodes else LOOPBACK)
-        self._fleet = Fleet(servers, spec_of or self._specs(model, key, nodes, text), logs, key, self._reload)
+        self._fleet = Fleet(servers, spec_of or self._specs(model, key, placed, text), logs, key, self._reload)
         self._current: tuple[PublishedWeights, Path] | None = None
         self._checksum: Checksum | None = None
         self._error: BaseException | None = None  # why no command is accepted any more
@@ -81,8 +83,7 @@ class SGLangEngine:
         self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
         self._thread.start()
 
-    def _specs(self, model: Path, key: str | None, nodes: Sequence[str], text: bool) -> SpecOf:
-        placed = placements(self.settings, nodes)
+    def _specs(self, model: Path, key: str | None, placed: Sequence[Placement], text: bool) -> SpecOf:
         replay = self.settings.resolved_method().routing_replay
         key_file = None
         if key is not None:
