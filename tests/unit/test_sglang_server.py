@@ -87,6 +87,11 @@ def test_servers_that_do_not_fit_beside_the_training_ranks_are_refused(servers: 
         placements(cell("full", servers=servers))
 
 
+def test_dense_layers_which_sglang_would_not_load_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.dense_layers \[0\]: SGLang takes every layer"):
+        placements(cell("rehearsal", model={"dense_layers": [0]}))
+
+
 def test_a_free_port_can_be_bound_and_is_not_one_that_systems_hand_out() -> None:
     port = free_port()
     with socket.socket() as probe:
