@@ -22,7 +22,6 @@ from pipeline.trainer.microbatches import MicroBatch, micro_batches
 from tests.cluster.megatron_cells import CASES, OTHER, base_folder, batch, cell
 
 
-
 def main(folder: Path, layout_name: str) -> None:
     torch.set_num_threads(1)
     cpu_adapter.install()

@@ -114,7 +114,9 @@ def test_the_cases_hold_what_they_are_for(ranks: Ranks) -> None:
 def test_the_loss_does_not_depend_on_micro_batches(ranks: Ranks) -> None:
     one, several = (ranks.found("one process")[name]["rows"] for name in ("one micro-batch", "sat-gspo-r3"))
     for row, other in zip(one, several, strict=True):
-        assert all(row[column] == pytest.approx(other[column], rel=2e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s")
+        assert all(
+            row[column] == pytest.approx(other[column], rel=2e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s"
+        )
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "DP2"])
@@ -143,7 +145,7 @@ def test_bfloat16_is_near_float32_and_continues_bit_for_bit(ranks: Ranks) -> Non
     assert (found["bfloat16"]["logprobs"] - reference["logprobs"]).abs().mean() < 0.02
     for row, other in zip(found["bfloat16"]["rows"], reference["rows"], strict=True):
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.1)
-    uninterrupted, restored = ({name: row[name] for name in row if name != "train_s"} for row in found["continued"])
-    assert uninterrupted == restored
+    uninterrupted, restored = ({**row, "train_s": 0.0} for row in found["continued"])
+    assert uninterrupted == pytest.approx(restored, rel=0, abs=0, nan_ok=True)
     first, second = ranks.weights(layout, "uninterrupted"), ranks.weights(layout, "restored")
     assert all(torch.equal(first[name], second[name]) for name in first)

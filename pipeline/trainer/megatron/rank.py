@@ -18,13 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.broadcast.published import shards
 from pipeline.config import CellSettings
 from pipeline.records import RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout, state
 from pipeline.trainer.megatron.channel import RankChannel
+from pipeline.trainer.megatron.files import StoredTensors
 from pipeline.trainer.megatron.names import parameter_sources
 from pipeline.trainer.megatron.packing import on_device
-from pipeline.trainer.megatron.slices import StoredSlices
 from pipeline.trainer.megatron.weights import Weights
 from pipeline.trainer.microbatches import micro_batches
 from pipeline.trainer.step import optimizer_step, with_constants
@@ -119,12 +120,12 @@ class RankTrainer:
         dist.barrier(self.groups.control)
 
     def _write_weights(self, folder: Path) -> None:
-        from pipeline.trainer.megatron.publication import write_shards
+        from pipeline.trainer.megatron.publication import write_weights
 
         if self.groups.layout.rank == 0:
             folder.mkdir()
         dist.barrier(self.groups.control)
-        write_shards(folder, self.version, self.weights)
+        write_weights(folder, self.version, self.weights)
         dist.barrier(self.groups.control)
 
     def restore(self, folder: str) -> int:
@@ -133,7 +134,7 @@ class RankTrainer:
         try:
             found = state.read(Path(folder), self.groups.layout)
             state.check(found, self.optimizer.adams)
-            StoredSlices(Path(folder) / state.WEIGHTS)
+            StoredTensors(shards(Path(folder) / state.WEIGHTS))
         except ValueError as error:
             problem = str(error)
         self.groups.agree(problem)
