@@ -149,5 +149,7 @@ def test_layouts_that_do_not_fit_are_refused(change, message) -> None:
     settings = load_settings(overrides={"preset": "full"})
     single = {"tensor_parallel": 1} if "expert_parallel" in change and "tensor_parallel" not in change else {}
     with pytest.raises(ValueError, match=message):
-        check(settings.model, settings.megatron.model_copy(update=change | single))
-    check(settings.model, settings.megatron)
+        check(settings.model, settings.megatron.model_copy(update=change | single), "cuda")
+    check(settings.model, settings.megatron, "cuda")
+    with pytest.raises(ValueError, match="both need CUDA"):
+        check(settings.model, settings.megatron, "cpu")

@@ -65,7 +65,7 @@ class MegatronTrainer:
 
     def __init__(self, settings: CellSettings, base: Path, logs: Path) -> None:
         megatron, cluster = layout.sections(settings)
-        layout.check(settings.model, megatron)
+        layout.check(settings.model, megatron, cluster.device)
         self.settings, self.version = settings, 0
         self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch))
         self._processes: list[Process] = []
