@@ -36,7 +36,7 @@ TRAINER = {
     "adam_eps": 1e-3,
     "weight_decay": 0.1,
     "gradient_clip": 0.05,
-    "micro_batch_tokens": 80,
+    "micro_batch_tokens": 64,
 }
 ROLLOUT = {"group_size": 4, "prompts_per_step": 4, "temperature": 0.9}
 LAYOUTS: dict[str, dict[str, Any]] = {

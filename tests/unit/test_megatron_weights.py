@@ -1,4 +1,4 @@
-"""A rank's weights: loaded from slices, lent to other weights and taken back bit for bit; the CPU adapter's rewriting of sources."""
+"""A rank's weights: loaded from slices, lent to others and taken back bit for bit; the CPU adapter's rewriting of sources."""
 
 from __future__ import annotations
 

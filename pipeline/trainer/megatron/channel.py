@@ -1,8 +1,8 @@
 """The connections between the controller and its ranks: every rank says that it lives, rank 0 also takes commands and answers.
 
 A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
-("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) before a rank ends with an error, and
-from rank 0 ("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain
+("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) when an error ends it, and from rank 0
+ ("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain
 says that it lives, but its rounds do not grow.
 """
 
@@ -66,7 +66,6 @@ class _Peer:
     heard: float = field(default_factory=time.monotonic)
     rounds: int = -1
     grew: float = field(default_factory=time.monotonic)
-    failure: str | None = None
     ended: float | None = None
 
 
@@ -118,7 +117,7 @@ class ControllerChannel:
             if value != peer.rounds:
                 peer.rounds, peer.grew = value, peer.heard
         elif kind == "failed":
-            peer.failure = value
+            peer.ended = peer.heard
         else:
             return kind, value
         return None
@@ -135,7 +134,7 @@ class ControllerChannel:
         dead = [peer for peer in self._peers if peer.process.exit_code is not None]
         blamed = (signalled or ended or dead)[0]
         if blamed.process.exit_code is None:
-            raise EngineDied(f"{blamed.process.spec.name} closed its connection; the end of its log:\n{blamed.process.tail()}")
+            raise EngineDied(f"{blamed.process.spec.name} failed; the end of {blamed.process.log}:\n{blamed.process.tail()}")
         raise EngineDied(blamed.process.death())
 
     def _check_stall(self, now: float, limit: float) -> None:
