@@ -17,7 +17,8 @@ import torch.distributed as dist
 from pipeline.config import CellSettings
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import cpu_adapter, layout
-from pipeline.trainer.megatron.rank import Generating, RankTrainer
+from pipeline.trainer.megatron.channel import Generating
+from pipeline.trainer.megatron.rank import RankTrainer
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
 from tests.cluster.megatron_cells import CASES, OTHER, base_folder, batch, cell
 

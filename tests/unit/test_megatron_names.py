@@ -149,7 +149,9 @@ def test_layouts_that_do_not_fit_are_refused(change, message) -> None:
     settings = load_settings(overrides={"preset": "full"})
     single = {"tensor_parallel": 1} if "expert_parallel" in change and "tensor_parallel" not in change else {}
     with pytest.raises(ValueError, match=message):
-        check(settings.model, settings.megatron.model_copy(update=change | single), "cuda")
-    check(settings.model, settings.megatron, "cuda")
+        check(settings.model, settings.megatron.model_copy(update=change | single), settings.cluster)
+    check(settings.model, settings.megatron, settings.cluster)
     with pytest.raises(ValueError, match="both need CUDA"):
-        check(settings.model, settings.megatron, "cpu")
+        check(settings.model, settings.megatron, settings.cluster.model_copy(update={"device": "cpu"}))
+    with pytest.raises(ValueError, match=r"num_ranks 4 exceeds cluster\.gpus_per_node 2"):
+        check(settings.model, settings.megatron, settings.cluster.model_copy(update={"gpus_per_node": 2}))

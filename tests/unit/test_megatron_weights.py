@@ -60,6 +60,9 @@ def test_weights_of_other_sizes_or_names_are_refused(weights: Weights, folder: P
     weights.parameters[name].data = torch.zeros(2, 2)  # pyright: ignore
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.gate\.weight in .* make \[16, 64\], the model has \[2, 2\]"):
         weights.load(folder)
+    (folder / "model-00000.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no tensor"):
+        weights.check(folder)
     with pytest.raises(ValueError, match="1 parameters have no source or no place"):
         Weights({**weights.parameters, "extra": torch.nn.Parameter()}, weights.sources, weights.model, weights.groups)
 

@@ -2,8 +2,8 @@
 
 A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
 ("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) when an error ends it, and from rank 0
- ("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain
-says that it lives, but its rounds do not grow.
+("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain says that it
+lives, but its rounds do not grow.
 """
 
 from __future__ import annotations
@@ -24,6 +24,22 @@ ADDRESS, KEY = "MEGATRON_CONTROLLER", "MEGATRON_CONTROLLER_KEY"
 _BEAT_S = 1.0
 _POLL_S = 0.5
 _SETTLE_S = 3.0  # when one rank dies, others follow; so long to find out which was first
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the controller tells every rank first. settings: a CellSettings as JSON.  base: a folder of Hugging Face weights."""
+
+    settings: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Generating:
+    """The version that generated a batch: the denominator `rollout_weights` computes log-probs with it."""
+
+    version: int
+    folder: str | None
 
 
 class RankChannel:

@@ -37,6 +37,13 @@ class Weights:
         for name, value in self._read(folder):
             self.parameters[name].copy_(value)
 
+    def check(self, folder: Path) -> None:
+        """Raise ValueError where `load` would, but for sizes; reads headers only."""
+        stored = StoredTensors(shards(folder))
+        for source in self.sources.values():
+            for name in source.tensors:
+                stored.shape(name)
+
     def frozen(self, folder: Path) -> dict[str, Tensor]:
         """The same slices in host memory, in the model's dtype."""
         return {name: self._host_copy(value.to(self.parameters[name].dtype)) for name, value in self._read(folder)}
