@@ -1,5 +1,7 @@
 # make reproduce   set up and run the whole laptop reproduction (preset tiny)
-# make watch       in another terminal: which cells run, step, reward, mismatch, time left
+# make watch       in another terminal: the table of make status, live
+# make status      every cell: state, step, reward, mismatch, last evaluation, lag, time spent and left
+# make plan        before anything is launched: tokens, GPU-hours, wall time, memory and disk of every cell (PRESET=full)
 # make test        set up what the tests need and run them
 # make help        all targets
 PYTHON ?= python3
@@ -11,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce ablations report reference watch test test-lm-eval lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-lm-eval lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -50,8 +52,11 @@ reference:
 	cp $(KEPT:%=results/tiny/%) results/tiny-reference/
 	cp results/tiny/figures/*.png results/tiny-reference/figures/
 
-watch: setup
-	$(VENV)/bin/python -m pipeline watch --preset $(SHOWN)
+watch status: setup
+	$(VENV)/bin/python -m pipeline $@ --preset $(SHOWN)
+
+plan: setup
+	$(VENV)/bin/python -m pipeline plan --preset $(or $(PRESET),full)
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
@@ -65,6 +70,29 @@ $(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
 	$(PYTHON) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip install --quiet --disable-pip-version-check -r envs/lm-eval.txt
 	touch $@
+
+# make rehearse    the cluster's engines, SGLang and Megatron-core, on this CPU: set up, train, score by lm-eval, report
+CLUSTER = .venv-cluster
+$(CLUSTER)/.ready: envs/cluster-cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Python 3.11 is needed; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check --no-deps -r envs/cluster-cpu.txt
+	touch $@
+
+# one cell at a time: a server, its helpers and two ranks are enough for a few cores
+rehearse: $(CLUSTER)/.ready
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
+	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
+	$(CLUSTER)/bin/python -m pipeline mismatch --show results/rehearsal
+	@echo "Open results/rehearsal/report.html"
+
+# make test-cluster   the tests that need SGLang and Megatron-core
+test-cluster: $(CLUSTER)/.ready
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster
+
+# make doctor      whether this node can run preset full (or PRESET=...)
+doctor: setup
+	$(VENV)/bin/python -m pipeline doctor --preset $(or $(PRESET),full)
 
 # make bench       our engines and loss beside transformers, TRL and other graders (ratios, printed)
 BENCH = .venv-bench/bin/python

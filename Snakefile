@@ -106,9 +106,24 @@ rule score_cell:
         run=rules.train_cell.output.run,
         problems=rules.prepare.output,
     output:
-        f"{CELL}/scores.parquet",
+        scores=f"{CELL}/scores.parquet",
+        aime24=[f"{CELL}/aime24.parquet"] if settings.scores_aime24_too else [],
+    params:
+        aime24=lambda w, output: f"--aime24 {output.aime24}" if output.aime24 else "",
     shell:
-        "{pipeline} score-cell --run {input.run} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
+        "{pipeline} score-cell --run {input.run} --problems {paths.problems} --base-policy {paths.base_policy} "
+        "--out {output.scores} {params.aime24}"
+
+
+rule mismatch:
+    input:
+        settings=stage["run"],
+        problems=rules.prepare.output,
+        policy=rules.base_policy.output,
+    output:
+        f"{paths.results}/mismatch.json",
+    shell:
+        "{pipeline} mismatch --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
 
 
 rule collect:
@@ -156,6 +171,7 @@ rule diff:
 rule report:
     input:
         rules.collect.output,
+        rules.mismatch.output,
         rules.table1.output,
         rules.figures.output,
         rules.diff.output,

@@ -27,8 +27,8 @@ from pipeline.config import load_settings
 from pipeline.grading.grade import grade
 from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.loop import CellInputs, CellRun
-from pipeline.policy.checkpoint import hf_state, read_policy
 from pipeline.policy.cpu import configure_cpu
+from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 
 
@@ -37,9 +37,10 @@ def ours(folder: Path, problems: Path, lag: str, updates: int) -> float:
     overrides = {"trainer": {"steps": updates, "checkpoint_interval": 10**6}, "evaluation": {"interval": updates}}
     overrides |= {"rollout": {"overlap": lag != "0"}, "cells": {"stress": {"methods": [], "lags": []}}}
     settings = load_settings(overrides=overrides).cell(Cell("grpo", lag, 0))
-    base, _, tokenizer = read_policy(folder)
+    tokenizer = read_tokenizer(folder)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
-    engine, trainer = rollout_engine(settings, tokenizer), policy_trainer(settings, hf_state(base))
+    logs = folder / "logs"
+    engine, trainer = rollout_engine(settings, folder, tokenizer, logs), policy_trainer(settings, folder, logs)
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as state:
         try:

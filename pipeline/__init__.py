@@ -14,5 +14,5 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
 
 records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
-launch/ starts processes.
+launch/ starts processes and tells where cells stand, planning/ says beforehand what they take.
 """

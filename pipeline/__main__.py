@@ -73,12 +73,24 @@ def train_cell(
 
 @app.command()
 def score_cell(
-    run: Annotated[Path, typer.Option(help="run.json of a finished cell.")], problems: Problems, base_policy: BasePolicy, out: Out
+    run: Annotated[Path, typer.Option(help="run.json of a finished cell.")],
+    problems: Problems,
+    base_policy: BasePolicy,
+    out: Out,
+    aime24: Annotated[Path | None, typer.Option(help="Where scores on AIME 2024 go too; with rollout.engine sglang.")] = None,
 ) -> None:
-    """Score the best and the last weights of a finished cell with fresh samples."""
+    """Score the best and the last weights of a finished cell with fresh samples; with SGLang, through lm-eval."""
     from pipeline.evaluation.score import score_cell as score
 
-    score(run, problems, base_policy, out)
+    score(run, problems, base_policy, out, aime24)
+
+
+@app.command()
+def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out) -> None:
+    """Measure where mismatch comes from at equal weights: kernels, precision, routing."""
+    from pipeline.evaluation.mismatch import measure_mismatch
+
+    measure_mismatch(config.read_settings(config.Settings, settings), problems, base_policy, out)
 
 
 @app.command()
@@ -172,14 +184,71 @@ def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
 
 
 @app.command()
-def watch(
-    preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+def plan(
+    preset: Annotated[str | None, typer.Option(help="A preset of config.yaml; config.yaml's own if not given.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="Resolved settings of a run, e.g. state/full/settings/run.json.")] = None,
+    gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
+    response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
+    signal_lead: Annotated[float | None, typer.Option(help="Seconds between a job's signal and its time limit, checked.")] = None,
+    measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
 ) -> None:
-    """Show which cells run, their step, reward, mismatch and the time left."""
+    """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
+    from rich.console import Console
+
+    from pipeline.planning.interval import Interval
+    from pipeline.planning.plan import PlanOptions, plan_stage
+
+    if settings is not None:
+        run = config.read_settings(config.Settings, settings)
+    else:
+        run = config.load_settings(overrides={"preset": preset} if preset else None)
+    tokens = Interval.parse(response_tokens) if response_tokens else None
+    options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
+    plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
+
+
+@app.command()
+def status(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the state of every cell: step, reward, mismatch, last evaluation, lag, time spent and left."""
+    from rich.console import Console
+
+    from pipeline.launch.status import show_status
+
+    show_status(preset, Console(width=None if sys.stdout.isatty() else 120))
+
+
+@app.command()
+def watch(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the table of `status`, live, until every cell is finished; once where the output is not a terminal."""
     from pipeline.launch.watch import watch as show
 
-    show(preset, once or not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        show(preset)
+    else:
+        status(preset)
+
+
+@app.command()
+def doctor(
+    preset: Annotated[str, typer.Option(help="The preset whose cells this node is to run.")] = "full",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Also train two steps of a tiny policy through its engines.")] = False,
+) -> None:
+    """Check a node (versions, GPUs, file systems, ports, memory, inputs) and say what to mend; status 1 if anything failed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.launch.doctor import examine
+    from pipeline.launch.smoke import smoke_test
+
+    settings = config.load_settings(overrides={"preset": preset})
+    table, colours = Table("check", "", "found", "what to do"), {"ok": "green", "warning": "yellow", "failed": "red"}
+    findings = examine(settings, Layout(preset)) + (smoke_test(settings) if smoke else [])
+    for finding in findings:
+        table.add_row(finding.check, f"[{colours[finding.status]}]{finding.status}[/]", finding.found, finding.remedy)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    raise typer.Exit(any(finding.status == "failed" for finding in findings))
 
 
 def main() -> None:

@@ -92,6 +92,11 @@ class Settings(Section):
             )
         return self
 
+    @property
+    def scores_aime24_too(self) -> bool:
+        """Whether lm-eval scores a cell on AIME 2024 besides its own scoring problems, which are others."""
+        return self.rollout.engine == "sglang" and self.problems.kind != "dapo_dolci"
+
     def problem_stage(self) -> ProblemSettings:
         """What the stage prepare reads: `published` only where the kind of problems does."""
         if self.problems.kind != "dapo_dolci":
@@ -187,6 +192,17 @@ S = TypeVar("S", bound=Section)
 def fingerprint(section: Section, *content: str) -> str:
     """Twelve hex digits that name these settings (and `content`, hashes of input files): other state is never resumed."""
     return hashlib.sha256("\n".join([section.model_dump_json(), *content]).encode()).hexdigest()[:12]
+
+
+def changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
+    """The settings that differ between two dumps, as "trainer.steps 150, now 200"."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        return [
+            line
+            for key in dict.fromkeys([*now, *then])
+            for line in changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if then == now else [f"{path} {then}, now {now}"]
 
 
 def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any] | None = None) -> Settings:

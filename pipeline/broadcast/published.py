@@ -24,26 +24,25 @@ from pipeline.artifacts import atomic_folder
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """The tensors of a folder's safetensors files, each read when asked for. ValueError for a damaged file or a name twice."""
+    """The tensors of a folder's safetensors files, each read when asked for. ValueError for a damaged file or a name twice.
+
+    version: what the files' metadata say, None where they say nothing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._handles, self.version = {}, None
         for path in shards(folder):
             try:
                 handle = safetensors.safe_open(path, framework="pt")
-                version = int(handle.metadata()["version"])
-            except (safetensors.SafetensorError, OSError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"published weights {path} cannot be read ({error}); delete {folder} and resume the cell"
-                ) from error
-            if self.version not in (None, version):
-                raise ValueError(
-                    f"published weights {folder} mix versions {self.version} and {version}; delete it and resume the cell"
-                )
+                version = (handle.metadata() or {}).get("version")
+            except (safetensors.SafetensorError, OSError) as error:
+                raise ValueError(f"weights {path} cannot be read ({error}); delete {folder} and resume the cell") from error
+            if self._handles and self.version != version:
+                raise ValueError(f"weights {folder} mix versions {self.version} and {version}; delete it and resume the cell")
             self.version = version
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if name in self._handles:
-                    raise ValueError(f"published weights {folder} hold {name} twice; delete it and resume the cell")
+                    raise ValueError(f"weights {folder} hold {name} twice; delete it and resume the cell")
                 self._handles[name] = handle
 
     def __getitem__(self, name: str) -> Tensor:
@@ -95,8 +94,8 @@ class PublishedWeights:
             raise ValueError(f"published weights {folder} are not the recorded ones (SHA-256 differs); retrain the cell")
         weights = StoredWeights(folder)
         if weights.version is None:
-            raise ValueError(f"published weights {folder} hold no safetensors file; delete it and resume the cell")
-        return cls(weights.version, weights, folder)
+            raise ValueError(f"published weights {folder} hold no version; delete it and resume the cell")
+        return cls(int(weights.version), weights, folder)
 
 
 def shards(folder: Path) -> list[Path]:

@@ -140,10 +140,8 @@ def sample_log(run: LmEvalRun, problems: Path) -> Path:
     return logs[0]
 
 
-def score_rows(
-    log: Path, checkpoint: str, *, policy_version: int, num_samples: int, problems: Collection[str]
-) -> list[dict[str, Any]]:
-    """Rows of scores.parquet for `checkpoint` ("best", "last"), one per response, in the log's order of problems.
+def score_rows(log: Path, *, policy_version: int, num_samples: int, problems: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of scores.parquet but for the checkpoint's name, one per response, in the log's order of problems.
 
     Raises ValueError unless the log holds samples 0 .. num_samples - 1 of each of `problems` (ids) once, all of `policy_version`.
     """
@@ -159,4 +157,4 @@ def score_rows(
     version = rows[0]["policy_version"]
     if version != policy_version:
         raise ValueError(f"{log}: the server answered with policy version {version}, asked for was {policy_version}; load it first")
-    return [{"checkpoint": checkpoint, **row} for row in rows]
+    return rows

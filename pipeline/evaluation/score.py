@@ -6,21 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import read_json
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.checkpoint import write_rows
 from pipeline.config import CellSettings
 from pipeline.evaluation.evaluate import Evaluation
+from pipeline.evaluation.lm_eval_score import lm_eval_rows
 from pipeline.launch.engines import rollout_engine
-from pipeline.policy.checkpoint import hf_state, read_policy
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
+from pipeline.problems.aime24 import COPY
 from pipeline.problems.prepare import read_problems
 
 
-def score_cell(run: Path, problems: Path, base_policy: Path, out: Path) -> None:
-    """Score the retained weights ("best" and "last") of a finished cell on the scoring problems.
+def score_cell(run: Path, problems: Path, base_policy: Path, out: Path, aime24: Path | None = None) -> None:
+    """Score the retained weights ("best" and "last") of a finished cell on the scoring problems; with SGLang, through lm-eval.
 
-    Raises ValueError when run.json is missing or the weights it names are gone or changed.
+    aime24: where rows for the problems of AIME 2024 go as well, for a policy whose scoring problems are others. Raises ValueError
+    when run.json is missing or the weights it names are gone or changed.
     """
     record = read_json(run)
     settings = CellSettings.model_validate(record["settings"])
@@ -28,22 +30,28 @@ def score_cell(run: Path, problems: Path, base_policy: Path, out: Path) -> None:
         name: PublishedWeights.read(Path(entry["path"]), entry["sha256"])
         for name, entry in sorted(record["retained_weights"].items())
     }
-    scoring = read_problems(problems / "scoring.parquet")
-    write_rows(out, _score(settings, base_policy, [(name, published, scoring, "scoring") for name, published in weights.items()]))
+    scoring = problems / "scoring.parquet"
+    if settings.rollout.engine == "sglang":
+        outputs = {scoring: out} | ({COPY: aime24} if aime24 else {})
+        logs = out.with_name("lm_eval")
+        for path, rows in lm_eval_rows(settings, base_policy, weights, tuple(outputs), logs).items():
+            write_rows(outputs[path], rows)
+        return
+    held_out = read_problems(scoring)
+    write_rows(out, _score(settings, base_policy, [(name, published, held_out, "scoring") for name, published in weights.items()]))
 
 
 def score_base(settings: CellSettings, problems: Path, base_policy: Path, out: Path) -> None:
     """Score the base policy on the evaluation problems (where every curve starts) and on the scoring problems."""
-    base = PublishedWeights(0, hf_state(read_policy(base_policy)[0]))
+    base = PublishedWeights(0, StoredWeights(base_policy), base_policy)
     parts = [(name, base, read_problems(problems / f"{name}.parquet"), name) for name in ("evaluation", "scoring")]
     write_rows(out, _score(settings, base_policy, parts))
 
 
 def _score(settings: CellSettings, base_policy: Path, parts: list[tuple[str, PublishedWeights, list, str]]) -> list[dict[str, Any]]:
     configure_cpu(settings.trainer.threads)
-    inline = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"overlap": False})})
     tokenizer = read_tokenizer(base_policy)
-    engine = rollout_engine(inline, tokenizer)
+    engine = rollout_engine(settings, base_policy, tokenizer, base_policy / "logs", overlap=False)
     rows = []
     try:
         for name, published, problems, purpose in parts:

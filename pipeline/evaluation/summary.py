@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
 
-FILES = {"evals.parquet": "step", "scores.parquet": "checkpoint"}
+FILES = {"evals.parquet": "step", "scores.parquet": "checkpoint", "aime24.parquet": "checkpoint"}
 COLUMNS = ("policy_version", "problem_id", "sample", "correct", "finish_reason", "outcome")
 
 

@@ -7,27 +7,34 @@ from pathlib import Path
 from pipeline.config import CellSettings
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.rollout.engine import RolloutEngine
-from pipeline.sections import SettingsError
 from pipeline.trainer.trainer import PolicyTrainer
 
 
-def rollout_engine(settings: CellSettings, tokenizer: Tokenizer) -> RolloutEngine:
-    if settings.rollout.engine == "torch":
-        from pipeline.rollout.torch_engine import EngineSpec, InlineTorchEngine, TorchRolloutEngine
+def rollout_engine(
+    settings: CellSettings, base_policy: Path, tokenizer: Tokenizer, logs: Path, overlap: bool | None = None
+) -> RolloutEngine:
+    """The engine that generates for a cell. logs: a folder for its processes' output.
 
-        spec = EngineSpec(settings.model, settings.rollout.dtype, tokenizer.eos_token_ids, tokenizer.pad_token_id)
-        return TorchRolloutEngine(spec) if settings.rollout.overlap else InlineTorchEngine(spec)
-    raise SettingsError(_not_yet("rollout.engine", settings.rollout.engine))
+    overlap: whether it may generate while the caller works, where that is not what the settings say.
+    """
+    if settings.rollout.engine == "sglang":
+        from pipeline.rollout.sglang.engine import SGLangEngine
+
+        return SGLangEngine(settings, base_policy, tokenizer.eos_token_ids, logs)
+    from pipeline.rollout.torch_engine import EngineSpec, InlineTorchEngine, TorchRolloutEngine
+
+    spec = EngineSpec(settings.model, settings.rollout.dtype, tokenizer.eos_token_ids, tokenizer.pad_token_id)
+    overlap = settings.rollout.overlap if overlap is None else overlap
+    return TorchRolloutEngine(spec) if overlap else InlineTorchEngine(spec)
 
 
-def policy_trainer(settings: CellSettings, base_policy: Path) -> PolicyTrainer:
-    if settings.trainer.engine == "torch":
-        from pipeline.policy.checkpoint import hf_state, read_policy
-        from pipeline.trainer.torch_trainer import TorchTrainer
+def policy_trainer(settings: CellSettings, base_policy: Path, logs: Path) -> PolicyTrainer:
+    """The trainer of a cell. logs: a folder for its processes' output."""
+    if settings.trainer.engine == "megatron":
+        from pipeline.trainer.megatron.trainer import MegatronTrainer
 
-        return TorchTrainer(settings, hf_state(read_policy(base_policy)[0]))
-    raise SettingsError(_not_yet("trainer.engine", settings.trainer.engine))
+        return MegatronTrainer(settings, base_policy, logs)
+    from pipeline.policy.checkpoint import hf_state, read_policy
+    from pipeline.trainer.torch_trainer import TorchTrainer
 
-
-def _not_yet(key: str, engine: str) -> str:
-    return f"{key} {engine!r} cannot be run yet; preset tiny runs everything with engine 'torch'"
+    return TorchTrainer(settings, hf_state(read_policy(base_policy)[0]))

@@ -82,7 +82,7 @@ def run(settings: CellSettings, inputs: CellInputs, folder: Path, kill_at: int |
             raise Killed
 
     trainer = TorchTrainer(settings, published(settings.model).weights)
-    engine = rollout_engine(settings, inputs.tokenizer)
+    engine = rollout_engine(settings, folder, inputs.tokenizer, folder)
     cell_run = CellRun(settings, inputs, engine, trainer, folder, report)
     try:
         cell_run.run()

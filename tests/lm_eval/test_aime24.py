@@ -124,7 +124,7 @@ def test_what_the_server_is_asked(outcome):
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
     ids = [problem.id for problem in PROBLEMS]
-    return score_rows(sample_log(outcome.run, outcome.run.problems[0]), "best", policy_version=VERSION, num_samples=K, problems=ids)
+    return score_rows(sample_log(outcome.run, outcome.run.problems[0]), policy_version=VERSION, num_samples=K, problems=ids)
 
 
 class ReplayEngine:
@@ -157,7 +157,7 @@ def test_rows_are_those_of_our_own_evaluation_of_the_same_responses(outcome):
     assert [entry["doc"]["id"] for entry in outcome.log] == [problem.id for problem in PROBLEMS]
     engine = ReplayEngine(outcome.log)
     own = Evaluation(engine, engine, PROBLEMS, settings(), VERSION, "scoring").rows()  # type: ignore[arg-type]
-    assert [{"checkpoint": "best", **row} for row in own] == rows(outcome)
+    assert own == rows(outcome)
 
 
 def test_numbers_are_those_of_our_own_protocols(outcome):

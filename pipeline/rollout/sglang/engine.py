@@ -43,7 +43,8 @@ class SGLangEngine:
     """RolloutEngine over the servers of `settings`.
 
     model: the base policy's folder, from which the servers start.  stop_token_ids: what ends a response.  logs: a folder for the
-    servers' output.  nodes: the job's hosts, where there are several.  spec_of: what to start instead of SGLang, for tests.
+    servers' output.  nodes: the job's hosts, where there are several.  text: the servers take prompts in text too (lm-eval).
+    spec_of: what to start instead of SGLang, for tests.
     publications: a row for every version that reached the servers, in order.
     """
 
@@ -54,6 +55,7 @@ class SGLangEngine:
         stop_token_ids: Sequence[int],
         logs: Path,
         nodes: Sequence[str] = (),
+        text: bool = False,
         spec_of: SpecOf | None = None,
     ) -> None:
         servers, cluster = sections(settings)
@@ -64,7 +66,7 @@ class SGLangEngine:
         self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
         self._publisher = Publisher(settings, logs)
-        self._fleet = Fleet(servers, spec_of or self._specs(model, key, nodes), logs, key, self._reload)
+        self._fleet = Fleet(servers, spec_of or self._specs(model, key, nodes, text), logs, key, self._reload)
         self._current: tuple[PublishedWeights, Path] | None = None
         self._checksum: Checksum | None = None
         self._error: Exception | None = None  # why no command is accepted any more
@@ -76,7 +78,7 @@ class SGLangEngine:
         self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
         self._thread.start()
 
-    def _specs(self, model: Path, key: str | None, nodes: Sequence[str]) -> SpecOf:
+    def _specs(self, model: Path, key: str | None, nodes: Sequence[str], text: bool) -> SpecOf:
         placed = placements(self.settings, nodes)
         replay = self.settings.resolved_method().routing_replay
         key_file = None
@@ -85,8 +87,13 @@ class SGLangEngine:
             key_file.touch(mode=0o600)
             key_file.write_text(f"api-key: {key}\n", encoding="utf-8")
         return lambda number, port: server_spec(
-            self.settings, number, placed[number], model, port, key_file=key_file, routed_experts=replay
+            self.settings, number, placed[number], model, port, key_file=key_file, routed_experts=replay, text=text
         )
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The servers' addresses, once something was generated."""
+        return [target.client.url for target in self._fleet.targets]
 
     def load(self, published: PublishedWeights) -> None:
         self._submit(published)

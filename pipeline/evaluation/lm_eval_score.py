@@ -1,0 +1,97 @@
+"""Scores by lm-eval: SGLang servers hold one retained version after the other, and lm-eval asks them.
+
+What the servers hold is loaded and verified as during training; lm-eval runs in a process of its own, and its logged samples become
+rows like those of our own evaluation (tests/lm_eval compares the two on the same responses).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.broadcast.published import PublishedWeights
+from pipeline.config import CellSettings
+from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
+from pipeline.launch.errors import EngineDied
+from pipeline.policy.tokenizer import read_tokenizer
+from pipeline.problems.aime24 import COPY, read_aime24
+from pipeline.problems.prepare import read_problems
+from pipeline.problems.template import instruct
+from pipeline.records import Problem
+from pipeline.rollout.engine import SamplingSettings
+from pipeline.rollout.sglang.engine import SGLangEngine
+from pipeline.rollout.sglang.server import sections
+
+_RESPONSE_TIMEOUT_S = 4 * 3600  # for one response of any length, its wait in the server included
+_TAIL = 2000  # characters of lm-eval's output that an error shows
+
+
+def lm_eval_rows(
+    settings: CellSettings, base_policy: Path, weights: Mapping[str, PublishedWeights], problems: tuple[Path, ...], work: Path
+) -> dict[Path, list[dict[str, Any]]]:
+    """For each file of problems the rows of every checkpoint in `weights`. A version kept under two names is scored once.
+
+    work: a folder for what lm-eval and the servers write. Raises EngineDied where either ends before its time.
+    """
+    tokenizer = read_tokenizer(base_policy)
+    contents = {path: _read(path) for path in problems}
+    prompts = [problem.prompt for content in contents.values() for problem in content]
+    longest = max(len(ids) for ids in tokenizer.backend.encode_batch(prompts, add_special_tokens=False))
+    rows: dict[Path, list[dict[str, Any]]] = {path: [] for path in problems}
+    by_version: dict[int, dict[Path, list[dict[str, Any]]]] = {}
+    engine = SGLangEngine(settings, base_policy, tokenizer.eos_token_ids, work / "servers", text=True)
+    try:
+        for checkpoint, published in weights.items():
+            version = published.version
+            if version not in by_version:
+                engine.load(published)
+                # nothing is asked for: the answer says that the servers hold the version
+                engine.generate((), SamplingSettings(1.0, 1, settings.rollout.context_length)).result()
+                run = LmEvalRun.of(
+                    settings,
+                    endpoint=engine.endpoints[0],
+                    policy_version=version,
+                    problems=problems,
+                    out=work / f"version_{version:06d}",
+                    stop_token_ids=tokenizer.eos_token_ids,
+                    longest_prompt=longest,
+                    num_concurrent=sections(settings)[0].requests_in_flight,
+                    timeout_s=_RESPONSE_TIMEOUT_S,
+                )
+                by_version[version] = _evaluate(run, {path: [p.id for p in content] for path, content in contents.items()})
+            for path in problems:
+                rows[path] += [{"checkpoint": checkpoint, **row} for row in by_version[version][path]]
+    finally:
+        engine.close()
+    return rows
+
+
+def _read(path: Path) -> list[Problem]:
+    """Prepared problems, or the repository's AIME24 with the prompts that the task makes of it."""
+    if path.suffix == ".parquet":
+        return read_problems(path)
+    assert path == COPY, path
+    return [replace(problem, prompt=instruct(problem.prompt, "boxed")) for problem in read_aime24(None).problems]
+
+
+def _evaluate(run: LmEvalRun, ids: Mapping[Path, list[str]]) -> dict[Path, list[dict[str, Any]]]:
+    """Run lm-eval and read its samples back. An earlier attempt's folder is emptied first: a run has one log per task."""
+    for old in run.out.glob("**/samples_*.jsonl"):
+        old.unlink()
+    write_tasks(run)
+    log = run.out / "lm_eval.log"
+    with open(log, "wb") as output:
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str((run.out / "cache").resolve())}
+        command = lm_eval_command(run, sys.executable)
+        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+    if status:
+        raise EngineDied(f"lm-eval ended with exit code {status}; the end of {log}:\n{log.read_text(errors='replace')[-_TAIL:]}")
+    return {
+        path: score_rows(sample_log(run, path), policy_version=run.policy_version, num_samples=run.num_samples, problems=names)
+        for path, names in ids.items()
+    }

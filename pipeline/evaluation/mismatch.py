@@ -1,0 +1,85 @@
+"""Where mismatch comes from when the weights are equal: rollout batches of the base policy, scored by the trainer.
+
+Rollout batches are generated in float32 and in bfloat16, and the trainer scores each with its own routing and with the routes that
+the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away is routing.
+The share of lag is in the cells' own steps. With a learning rate that changes nothing, a training step is only its diagnostics.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import Cell, write_json
+from pipeline.broadcast.published import PublishedWeights, StoredWeights
+from pipeline.config import CellSettings, Settings
+from pipeline.launch.engines import policy_trainer, rollout_engine
+from pipeline.policy.cpu import configure_cpu
+from pipeline.policy.tokenizer import read_tokenizer
+from pipeline.problems.prepare import read_problems
+from pipeline.records import RolloutBatch
+from pipeline.rollout.collector import Collector
+from pipeline.rollout.schedule import Schedule
+
+BATCHES = 5  # rollout batches per measurement; the standard error is taken over them
+METHODS = {False: "grpo", True: "grpo-r3"}  # by whether routes are replayed
+_NO_CHANGE = 1e-30  # a learning rate
+
+
+def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out: Path) -> None:
+    """Write {rows: [{name, dtype, replay, lag, mismatch, se, n_tokens, seeds}]}: mismatch in nats and its standard error."""
+    configure_cpu(settings.trainer.threads)
+    rows = []
+    batches = {
+        dtype: _rollouts(settings, dtype, problems, base_policy, out.parent / "mismatch") for dtype in ("float32", "bfloat16")
+    }
+    for replay in METHODS:
+        cell = _cell(settings, METHODS[replay], settings.rollout.dtype)
+        trainer = policy_trainer(cell, base_policy, out.parent / "mismatch" / METHODS[replay])
+        base = trainer.publish()
+        try:
+            for dtype, rollouts in batches.items():
+                measured = [row for batch in rollouts for row in trainer.train_batch(batch, 1, base)]
+                rows.append(_row(dtype, replay, [row["mismatch"] for row in measured], rollouts))
+        finally:
+            trainer.close()
+    write_json(out, {"rows": rows})
+
+
+def _cell(settings: Settings, method: str, dtype: str) -> CellSettings:
+    """A synchronous cell whose steps change nothing."""
+    changed = {
+        "rollout": settings.rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1}),
+        "trainer": settings.trainer.model_copy(update={"learning_rate": _NO_CHANGE, "steps": BATCHES}),
+        "evaluation": settings.evaluation.model_copy(update={"interval": BATCHES}),
+    }
+    return settings.model_copy(update=changed).cell(Cell(method, "0", settings.seeds[0]))
+
+
+def _rollouts(settings: Settings, dtype: str, problems: Path, base_policy: Path, logs: Path) -> list[RolloutBatch]:
+    cell, tokenizer = _cell(settings, METHODS[True], dtype), read_tokenizer(base_policy)
+    engine = rollout_engine(cell, base_policy, tokenizer, logs / dtype)
+    train = read_problems(problems / "train.parquet")
+    collector = Collector(engine, Schedule.of(cell), train, tokenizer, cell.rollout, cell.seed, return_routed_experts=True)
+    try:
+        engine.load(PublishedWeights(0, StoredWeights(base_policy), base_policy))
+        for batch in range(BATCHES):
+            collector.submit(batch)
+        return [collector.take(batch) for batch in range(BATCHES)]
+    finally:
+        engine.close()
+
+
+def _row(dtype: str, replay: bool, values: list[float], rollouts: list[RolloutBatch]) -> dict[str, Any]:
+    return {
+        "name": f"equal weights, rollouts in {dtype}, {'routes replayed' if replay else 'own routes'}",
+        "dtype": dtype,
+        "replay": replay,
+        "lag": 0,
+        "mismatch": statistics.fmean(values),
+        "se": statistics.stdev(values) / math.sqrt(len(values)),
+        "n_tokens": sum(len(sample.response.response_ids) for batch in rollouts for sample in batch.samples),
+        "seeds": 1,
+    }
