@@ -66,7 +66,9 @@ class MegatronTrainer:
         megatron, cluster = layout.sections(settings)
         layout.check(settings.model, megatron, cluster)
         self.settings, self.version = settings, 0
-        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch))
+        if cluster.scratch is not None:
+            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch)).resolve()
         self._processes: list[Process] = []
         self._channel: ControllerChannel | None = None
         key = secrets.token_bytes(32)
