@@ -1,5 +1,7 @@
 # make reproduce   set up and run the whole laptop reproduction (preset tiny)
-# make watch       in another terminal: which cells run, step, reward, mismatch, time left
+# make watch       in another terminal: the table of make status, live
+# make status      every cell: state, step, reward, mismatch, last evaluation, lag, time spent and left
+# make plan        before anything is launched: tokens, GPU-hours, wall time, memory and disk of every cell (PRESET=full)
 # make test        set up what the tests need and run them
 # make help        all targets
 PYTHON ?= python3
@@ -11,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch doctor test test-cluster test-lm-eval test-report lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-lm-eval test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -49,8 +51,11 @@ reference:
 	cp $(KEPT:%=results/tiny/%) results/tiny-reference/
 	cp results/tiny/figures/*.png results/tiny-reference/figures/
 
-watch: setup
-	$(VENV)/bin/python -m pipeline watch --preset $(SHOWN)
+watch status: setup
+	$(VENV)/bin/python -m pipeline $@ --preset $(SHOWN)
+
+plan: setup
+	$(VENV)/bin/python -m pipeline plan --preset $(or $(PRESET),full)
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest

@@ -15,5 +15,5 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     audit/       what the published numbers say by arithmetic       rule audit
 
 records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
-launch/ starts processes.
+launch/ starts processes and tells where cells stand, planning/ says beforehand what they take.
 """

@@ -212,14 +212,50 @@ def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
 
 
 @app.command()
-def watch(
-    preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+def plan(
+    preset: Annotated[str | None, typer.Option(help="A preset of config.yaml; config.yaml's own if not given.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="Resolved settings of a run, e.g. state/full/settings/run.json.")] = None,
+    gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
+    response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
+    signal_lead: Annotated[float | None, typer.Option(help="Seconds between a job's signal and its time limit, checked.")] = None,
+    measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
 ) -> None:
-    """Show which cells run, their step, reward, mismatch and the time left."""
+    """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
+    from rich.console import Console
+
+    from pipeline.planning.interval import Interval
+    from pipeline.planning.plan import PlanOptions, plan_stage
+
+    if settings is not None:
+        run = config.read_settings(config.Settings, settings)
+    else:
+        run = config.load_settings(overrides={"preset": preset} if preset else None)
+    tokens = Interval.parse(response_tokens) if response_tokens else None
+    options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
+    plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
+
+
+@app.command()
+def status(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the state of every cell: step, reward, mismatch, last evaluation, lag, time spent and left."""
+    from rich.console import Console
+
+    from pipeline.launch.status import show_status
+
+    show_status(preset, Console(width=None if sys.stdout.isatty() else 120))
+
+
+@app.command()
+def watch(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the table of `status`, live, until every cell is finished; once where the output is not a terminal."""
     from pipeline.launch.watch import watch as show
 
-    show(preset, once or not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        show(preset)
+    else:
+        status(preset)
 
 
 @app.command()

@@ -249,6 +249,17 @@ def fingerprint(section: Section, *content: str) -> str:
     return hashlib.sha256("\n".join([section.model_dump_json(), *content]).encode()).hexdigest()[:12]
 
 
+def changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
+    """The settings that differ between two dumps, as "trainer.steps 150, now 200"."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        return [
+            line
+            for key in dict.fromkeys([*now, *then])
+            for line in changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if then == now else [f"{path} {then}, now {now}"]
+
+
 def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any] | None = None) -> Settings:
     """Resolve config.yaml, the chosen preset and the command line's overrides (strongest last) into Settings."""
     try:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.artifacts import Cell, Layout
 from pipeline.assemble.collapse import Collapse, find_collapse
-from pipeline.config import Settings
+from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
 
 INTERVAL_SEED = 26071
@@ -201,7 +201,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
         _check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, "scores.parquet")
     else:
         gaps.append(Gap(str(cell), "unscored", "no scores.parquet: fresh accuracy of the last and the best checkpoint is missing"))
-    changed = _changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))
+    changed = changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))
     if changed:
         gaps.append(Gap(str(cell), "settings", "made with other settings: " + "; ".join(changed[:4])))
     return CellRun(cell, run, steps.sort_values("step", ignore_index=True), evaluations, scores), gaps
@@ -265,17 +265,6 @@ def _read_base(layout: Layout, settings: Settings) -> tuple[dict[str, NDArray[np
     except (OSError, ValueError, pa.ArrowException) as error:
         return {}, [Gap("base_policy", "unreadable", _one_line(error))]
     return base, []
-
-
-def _changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
-    """The settings that differ, as "trainer.steps 150, now 200"."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        return [
-            line
-            for key in dict.fromkeys([*now, *then])
-            for line in _changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if then == now else [f"{path} {then}, now {now}"]
 
 
 def _extra_cells(layout: Layout, settings: Settings) -> list[str]:

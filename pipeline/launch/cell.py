@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import checkpoint
-from pipeline.artifacts import Cell, write_json
+from pipeline.artifacts import write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
 from pipeline.launch.engines import policy_trainer, rollout_engine
+from pipeline.launch.failure import FailureRecord
+from pipeline.launch.heartbeat import HEARTBEAT, Heartbeat
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
 from pipeline.loop import CellInputs, CellRun
@@ -44,12 +46,12 @@ def train_cell(
         settings, policy_digest(base_policy), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
     )
     folder = state_root / identity
-    with lease(state_root):
+    with lease(state_root), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
         if retrain and _finished_before(folder / "finished", started):
             os.replace(folder, _aside(folder))
         trainer = policy_trainer(settings, base_policy, folder / "logs")
         engine = rollout_engine(settings, base_policy, tokenizer, folder / "logs")
-        progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
+        progress = CellProgress(settings, folder)
         try:
             state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
         finally:

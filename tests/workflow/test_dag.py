@@ -15,7 +15,7 @@ import pytest
 
 from tests.workflow.conftest import MICRO, Workflow
 
-ASSEMBLY = {"collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
+ASSEMBLY = {"mismatch": 1, "collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
 
 
 def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
