@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import checkpoint
-from pipeline.artifacts import write_json
+from pipeline.artifacts import read_json, write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
@@ -27,6 +27,7 @@ from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 
+FINISHED = "finished.json"  # run.json of a finished cell, in its state
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")
 
 
@@ -47,22 +48,29 @@ def train_cell(
     )
     folder = state_root / identity
     with lease(state_root), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
-        if retrain and _finished_before(folder / "finished", started):
+        marker = folder / FINISHED
+        if retrain and _finished_before(marker, started):
             os.replace(folder, _aside(folder))
-        trainer = policy_trainer(settings, base_policy, folder / "logs")
-        engine = rollout_engine(settings, base_policy, tokenizer, folder / "logs")
-        progress = CellProgress(settings, folder)
-        try:
-            state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
-        finally:
-            engine.close()
-            trainer.close()
-            progress.close()
-        checkpoint.prune_weights({entry["path"] for entry in state.retained.values()})
+        if not marker.exists():
+            state = _train(settings, inputs, base_policy, folder, revision)
+            write_json(marker, run_record(settings, identity, state))
+        state = checkpoint.conclude(folder / "checkpoints")
         write_rows(results / "steps.parquet", state.step_rows)
         write_rows(results / "evals.parquet", state.eval_rows)
-        write_json(results / "run.json", run_record(settings, identity, state))
-        (folder / "finished").touch()
+        write_json(results / "run.json", read_json(marker))
+
+
+def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str) -> CellState:
+    """Run the loop to its end, from its last checkpoint where there is one."""
+    trainer = policy_trainer(settings, base_policy, folder / "logs")
+    engine = rollout_engine(settings, base_policy, inputs.tokenizer, folder / "logs")
+    progress = CellProgress(settings, folder)
+    try:
+        return CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
+    finally:
+        engine.close()
+        trainer.close()
+        progress.close()
 
 
 def _finished_before(marker: Path, moment: float) -> bool:

@@ -32,7 +32,7 @@ class CheckpointSize:
 
     @property
     def finished_bytes(self) -> float:
-        return _KEPT_CHECKPOINTS * self.bytes + 2 * self.weights_bytes
+        return 2 * self.weights_bytes
 
     def write_s(self, pace: Pace) -> float:
         """Every file is written, then read back for its hash."""

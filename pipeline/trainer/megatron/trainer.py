@@ -23,8 +23,7 @@ from pipeline.config import CellSettings
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
-from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel
-from pipeline.trainer.megatron.rank import Generating, Job
+from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
 
 _LOOPBACK = "127.0.0.1"
 _SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
@@ -65,16 +64,18 @@ class MegatronTrainer:
 
     def __init__(self, settings: CellSettings, base: Path, logs: Path) -> None:
         megatron, cluster = layout.sections(settings)
-        layout.check(settings.model, megatron)
+        layout.check(settings.model, megatron, cluster)
         self.settings, self.version = settings, 0
-        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch))
+        if cluster.scratch is not None:
+            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch)).resolve()
         self._processes: list[Process] = []
         self._channel: ControllerChannel | None = None
         key = secrets.token_bytes(32)
         try:
             with connection.Listener((_LOOPBACK, 0), backlog=megatron.num_ranks, authkey=key) as listener:
                 host, port = listener.address  # pyright: ignore[reportGeneralTypeIssues] - of an AF_INET listener
-                specs = rank_specs(settings, f"{host}:{port}", key.hex(), _free_port())
+                specs = rank_specs(settings, f"{host}:{port}", key.hex(), free_port())
                 self._processes = [Process(spec, logs / f"{spec.name}.log") for spec in specs]
                 self._channel = ControllerChannel(self._processes, listener, megatron.startup_timeout_s, megatron.stall_timeout_s)
             self._channel.send_to_all(Job(settings.model_dump_json(), str(base.resolve())))
@@ -126,8 +127,7 @@ class MegatronTrainer:
         return self._answer()
 
     def _send(self, command: str, **arguments: Any) -> None:
-        if self._channel is None:
-            raise RuntimeError("the trainer has been closed")
+        assert self._channel is not None
         self._channel.send((command, arguments))
 
     def _answer(self, patience_s: float | None = None) -> Any:
@@ -138,7 +138,8 @@ class MegatronTrainer:
         return value
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens now; rank 0 takes it a moment later."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return probe.getsockname()[1]
