@@ -9,7 +9,6 @@ a damaged one is reported and the checkpoint before it is used.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,48 +104,27 @@ def resume(folder: Path, trainer: PolicyTrainer, published: Path) -> CellState |
     return None
 
 
-def conclude(folder: Path) -> CellState:
-    """Free what a finished cell needs no more - trainer state, published weights, older checkpoints - and return its state.
-
-    The rows, the progress and the retained weights stay; a concluded cell can be concluded again, but not trained on.
-    """
-    newest, *older = _checkpoints(folder)
-    for superfluous in [*older, newest / "trainer", *newest.glob("published_*"), folder.parent / "published"]:
-        shutil.rmtree(superfluous, ignore_errors=True)
-    state = _rows_and_progress(newest, {name: value for name, value in _recorded(newest).items() if "/" not in name})
-    prune_weights({entry["path"] for entry in state.retained.values()})
-    return state
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step_*"), reverse=True)
 
 
 def _load(checkpoint: Path, trainer: PolicyTrainer, published: Path) -> CellState:
-    state = _rows_and_progress(checkpoint, _recorded(checkpoint))
+    content = read_json(checkpoint / "cell.json")
+    for name, expected in content.pop("sha256").items():
+        path = checkpoint / name
+        if not path.exists() or sha256(path) != expected:
+            raise ValueError(f"{name} is missing or its content is not what was written")
+    versions = content.pop("versions")
     trainer.restore(checkpoint / "trainer")
-    versions = read_json(checkpoint / "cell.json")["versions"]
-    state.published = {version: _moved(checkpoint / f"published_{version}", published) for version in versions}
-    state.resumed_at.append(trainer.version)
-    return state
-
-
-def _recorded(checkpoint: Path) -> dict[str, str]:
-    return read_json(checkpoint / "cell.json")["sha256"]
-
-
-def _rows_and_progress(checkpoint: Path, expected: Mapping[str, str]) -> CellState:
-    """The state without weights. ValueError unless the files named in `expected` have these SHA-256."""
-    damaged = [name for name, value in expected.items() if not (checkpoint / name).exists() or sha256(checkpoint / name) != value]
-    if damaged:
-        raise ValueError(f"{', '.join(damaged)} of {checkpoint} is missing or its content is not what was written")
-    content = {name: value for name, value in read_json(checkpoint / "cell.json").items() if name not in ("sha256", "versions")}
     content["best"] = tuple(content["best"]) if content["best"] else None
-    return CellState(
+    state = CellState(
         step_rows=pq.read_table(checkpoint / "steps.parquet").to_pylist(),
         eval_rows=pq.read_table(checkpoint / "evals.parquet").to_pylist(),
+        published={version: _moved(checkpoint / f"published_{version}", published) for version in versions},
         **content,
     )
+    state.resumed_at.append(trainer.version)
+    return state
 
 
 def _moved(source: Path, folder: Path) -> PublishedWeights:

@@ -6,13 +6,14 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from pipeline import checkpoint
-from pipeline.artifacts import read_json, write_json
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
@@ -27,7 +28,7 @@ from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 
-FINISHED = "finished.json"  # run.json of a finished cell, in its state
+KEPT = "results"  # a finished cell's results, in its state: Snakemake may delete those that it knows
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")
 
 
@@ -36,8 +37,8 @@ def train_cell(
 ) -> None:
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
-    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed; from finished state
-    the results are written again, unless `retrain`: then it is set aside and training starts at step 0.
+    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed; a finished cell's
+    results are handed out again, unless `retrain`: then its state is set aside and training starts at step 0.
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
@@ -48,16 +49,28 @@ def train_cell(
     )
     folder = state_root / identity
     with lease(state_root), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
-        marker = folder / FINISHED
-        if retrain and _finished_before(marker, started):
+        kept = folder / KEPT
+        if retrain and _finished_before(kept, started):
             os.replace(folder, _aside(folder))
-        if not marker.exists():
+        if not kept.exists():
             state = _train(settings, inputs, base_policy, folder, revision)
-            write_json(marker, run_record(settings, identity, state))
-        state = checkpoint.conclude(folder / "checkpoints")
-        write_rows(results / "steps.parquet", state.step_rows)
-        write_rows(results / "evals.parquet", state.eval_rows)
-        write_json(results / "run.json", read_json(marker))
+            with atomic_folder(kept) as part:
+                write_rows(part / "steps.parquet", state.step_rows)
+                write_rows(part / "evals.parquet", state.eval_rows)
+                write_json(part / "run.json", run_record(settings, identity, state))
+        hand_out(folder, results)
+
+
+def hand_out(folder: Path, results: Path) -> None:
+    """Copy a finished cell's results out of its state, run.json last, and free what only training needed."""
+    kept = folder / KEPT
+    for name in ("steps.parquet", "evals.parquet", "run.json"):
+        with atomic_path(results / name) as temporary:
+            shutil.copyfile(kept / name, temporary)
+    retained = read_json(kept / "run.json")["retained_weights"].values()
+    checkpoint.prune_weights({entry["path"] for entry in retained})
+    for superfluous in ("checkpoints", "published"):
+        shutil.rmtree(folder / superfluous, ignore_errors=True)
 
 
 def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str) -> CellState:

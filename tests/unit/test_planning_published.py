@@ -72,7 +72,7 @@ def measured() -> list[dict[str, str]]:
 
 def test_the_tiny_plan_covers_the_measured_seconds():
     """All 48 cells of the quiet first seed, and 47 of 48 of each seed that was made on a machine busy with other work."""
-    plan = plan_run(load_settings(overrides={"seeds": 3, "ablations": True}))
+    plan = plan_run(load_settings(overrides={"seeds": 3, "ablations": ["ablations", "figure1"]}))
     wall = {cell.cell: cell.wall_s for cell in plan.cells}
     outside = [row for row in measured() if not wall[_cell(row)].covers(float(row["wall_s"]))]
     assert len(measured()) == len(wall) == 144
@@ -83,7 +83,7 @@ def test_the_tiny_plan_covers_the_measured_seconds():
 
 def test_parts_of_the_tiny_plan_cover_their_measurements():
     """Training of every cell of the first seed, publication of their median cell at each lag."""
-    plan = plan_run(load_settings(overrides={"ablations": True}))
+    plan = plan_run(load_settings(overrides={"ablations": ["ablations", "figure1"]}))
     rows = [row for row in measured() if row["seed"] == "0"]
     for cell in plan.cells:
         row = next(row for row in rows if _cell(row) == cell.cell)
