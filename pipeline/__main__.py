@@ -130,10 +130,10 @@ def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 @app.command()
 def figures(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Draw every figure as PNG and SVG, with the plotted data as CSV."""
-    from pipeline.assemble.figures import figures_stage
+    from pipeline.assemble.figures import finish_drawing, start_drawing
 
     results, folder = _results(settings, preset)
-    figures_stage(results, folder / "figures")
+    finish_drawing(start_drawing(results, folder / "figures"))
 
 
 @app.command()

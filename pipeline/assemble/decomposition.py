@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import read_json
+from pipeline.assemble.table1 import Row
 
 HEAD = ("Measured", "Engine's precision", "Experts replayed", "Lag", "Mismatch", "Standard error", "Tokens", "Seeds")
 EXACT, ROUNDED = "float32", "bfloat16"
@@ -73,15 +74,35 @@ def shares(levels: Sequence[Level]) -> list[Share]:
     return found
 
 
-def view(levels: Sequence[Level]) -> dict[str, Any]:
-    """Tables of text for the report, and each level's length as a share of the largest."""
+def in_training(levels: Sequence[Level], trained: Sequence[Row]) -> list[list[str]]:
+    """What lag adds in the cells themselves, without replay: mismatch of plain GRPO over the last quarter, by lag, less the level
+    at equal weights in bfloat16; as text. The weights are trained ones, so that this is lag together with what training changed.
+    """
+    equal = next((level for level in levels if (level.dtype, level.replay, level.lag) == (ROUNDED, False, 0)), None)
+    if equal is None:
+        return []
+    return [
+        [
+            f"lag {row.lag}, in training",
+            f"{row.mismatch - equal.mismatch:+.3g}",
+            f"{row.label}, seeds read: {row.seeds_read} − {equal.name}",
+        ]
+        for row in trained
+        if row.method == "grpo" and row.seeds_read
+    ]
+
+
+def view(levels: Sequence[Level], trained: Sequence[Row] = ()) -> dict[str, Any]:
+    """Tables of text for the report, and each level's length as a share of the largest; `trained`: the rows of Table 1."""
     largest = max((level.mismatch for level in levels), default=0.0)
     rows = [
         [level.name, level.dtype, "yes" if level.replay else "no", str(level.lag), f"{level.mismatch:.3g}", f"{level.se:.1g}",
          f"{level.n_tokens:,}", str(level.seeds)]
         for level in levels
     ]  # fmt: skip
-    causes = [[share.cause, f"{share.added:+.3g} ± {share.se:.1g}", share.of] for share in shares(levels)]
+    causes = [[share.cause, f"{share.added:+.3g} ± {share.se:.1g}", share.of] for share in shares(levels)] + in_training(
+        levels, trained
+    )
     return {
         "head": HEAD,
         "rows": rows,

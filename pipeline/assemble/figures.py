@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from pipeline.assemble import panels, paper_figures
@@ -46,6 +49,24 @@ def figures_stage(results: Results, folder: Path, names: Sequence[str] = tuple(F
             drawn = FIGURES[name].draw(results, reference)
             save(drawn.figure, drawn.data, folder, name)
     return [folder / f"{name}.png" for name in names]
+
+
+def start_drawing(results: Results, folder: Path) -> list[BaseProcess]:
+    """Draw all figures in processes of their own, at most one a core; forked, so that the cells need not travel."""
+    context, names = multiprocessing.get_context("fork"), list(FIGURES)
+    count = min(2, os.cpu_count() or 1)
+    processes = [context.Process(target=figures_stage, args=(results, folder, names[i::count])) for i in range(count)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish_drawing(processes: Sequence[BaseProcess]) -> None:
+    """Wait for the figures. Raises ValueError where one was not drawn; the process has said why."""
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise ValueError("a figure was not drawn; the traceback above says why")
 
 
 def captions(settings: Settings, reference: Reference) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell, read_json
+from pipeline.assemble.collect import summarise
 from pipeline.assemble.decomposition import read_levels, shares
 from pipeline.assemble.presets import side_by_side
 from pipeline.assemble.responses import disagreements, traces
@@ -59,6 +60,9 @@ def test_mismatch_is_split_by_cause(run):
         ("lag 1", pytest.approx(0.001)), ("lag 8", pytest.approx(0.015)),
     ]  # fmt: skip
     assert found[1].se == pytest.approx(2**0.5 * 1e-4)
+    cells = summarise(read_results(run.layout, run.settings))
+    level = cells[(cells["method"] == "grpo") & (cells["lag"] == "8")]["mismatch"].iloc[0]
+    assert f"lag 8, in training: {level - 0.003:+.3g} (GRPO, seeds read: 1 − equal weights)" in page(run, "report.md")
     for name in ("report.html", "report.md"):
         assert "eight steps apart − equal weights" in page(run, name)
 

@@ -15,12 +15,20 @@ import pytest
 
 from tests.workflow.conftest import MICRO, Workflow
 
-ASSEMBLY = {"mismatch": 1, "collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
+ASSEMBLY = {"collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
 
 
 def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
     workflow = Workflow(tmp_path, {})
-    assert workflow.planned() == {"prepare": 1, "base_policy": 1, "score_base": 1, "train_cell": 33, "score_cell": 33, **ASSEMBLY}
+    assert workflow.planned() == {
+        "prepare": 1,
+        "base_policy": 1,
+        "score_base": 1,
+        "train_cell": 33,
+        "score_cell": 33,
+        "mismatch": 1,
+        **ASSEMBLY,
+    }
     assert workflow.planned("--config", "preset=rehearsal")["train_cell"] == 2
     assert workflow.planned("--config", "preset=full", "seeds=3")["train_cell"] == 99
     assert workflow.planned("--config", "ablations=true")["train_cell"] == 33 + 6 + 9 + 22
@@ -86,10 +94,10 @@ def test_a_forced_cell_reruns_alone_with_what_depends_on_it(finished):
 def test_a_methods_setting_reruns_only_its_cells(finished):
     try:
         arguments = ["--config", "objective={dppo_delta: 0.15}"]
-        assert finished.planned(*arguments) == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
+        assert finished.planned(*arguments) == {"train_cell": 1, "score_cell": 1, "mismatch": 1, **ASSEMBLY}
         assert finished.jobs("train_cell", *arguments) == ["results/tiny/cells/dppo/lag1/seed0/run.json"]
         more = finished.planned("--config", "seeds=2")
-        assert more == {"train_cell": 3, "score_cell": 3, **ASSEMBLY}
+        assert more == {"train_cell": 3, "score_cell": 3, "mismatch": 1, **ASSEMBLY}
     finally:
         assert finished.planned() == {}  # planning other settings has left nothing behind that a plain run would take up
 
