@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-lm-eval test-report lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -60,16 +60,6 @@ plan: setup
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
 
-# make test-lm-eval   the lm-eval task, by lm-eval itself in an environment of its own
-LM_EVAL = .venv-lm-eval
-test-lm-eval: $(LM_EVAL)/.ready
-	$(LM_EVAL)/bin/python -m pytest tests/lm_eval
-
-$(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
-	$(PYTHON) -m venv $(LM_EVAL)
-	$(LM_EVAL)/bin/pip install --quiet --disable-pip-version-check -r envs/lm-eval.txt
-	touch $@
-
 # make rehearse    the cluster's engines, SGLang and Megatron-core, on this CPU: set up, train, score by lm-eval, report
 CLUSTER = .venv-cluster
 $(CLUSTER)/.ready: envs/cluster-cpu.txt
@@ -82,12 +72,12 @@ $(CLUSTER)/.ready: envs/cluster-cpu.txt
 rehearse: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
 	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
-	$(CLUSTER)/bin/python -m pipeline mismatch --show results/rehearsal
+	$(CLUSTER)/bin/python -m pipeline sources --preset rehearsal
 	@echo "Open results/rehearsal/report.html"
 
-# make test-cluster   the tests that need SGLang and Megatron-core
+# make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
-	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 
 # make doctor      whether this node can run preset full (or PRESET=...)
 doctor: setup

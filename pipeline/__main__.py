@@ -163,6 +163,29 @@ def report(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 
 
 @app.command()
+def sources(settings: RunSettings = None, preset: Preset = "tiny") -> None:
+    """Print where mismatch comes from: the measured levels, and what precision, routing and lag add."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.assemble.collect import read_summary
+    from pipeline.assemble.decomposition import read_levels, view
+    from pipeline.assemble.table1 import rows_of
+
+    results, folder = _results(settings, preset)
+    shown = view(
+        read_levels(folder / "mismatch.json"),
+        rows_of(results, read_summary(folder / "cells.parquet")),
+        results.settings.rollout.dtype,
+    )
+    levels, causes = Table(*shown["head"], title="mean |log pi - log mu|"), Table("Cause", "Adds", "Which is")
+    for table, rows in ((levels, shown["rows"]), (causes, shown["causes"])):
+        for row in rows:
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 150).print(table)
+
+
+@app.command()
 def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
     """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
     from pipeline.audit.page import audit_stage

@@ -317,6 +317,8 @@ def _explain(kind: type[BaseModel], item: Any, source: str) -> str:
     key = ".".join(map(str, item["loc"])) or "settings"
     if item["type"] == "extra_forbidden":
         return f"{source}: {unknown('key', key, _keys_beside(kind, item['loc']))}"
+    if item["type"] == "missing":
+        return f"{source}: {key} is missing; add it, or let `snakemake -n` write a file of resolved settings again"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{source}: {key}: {message}"

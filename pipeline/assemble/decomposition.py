@@ -74,26 +74,29 @@ def shares(levels: Sequence[Level]) -> list[Share]:
     return found
 
 
-def in_training(levels: Sequence[Level], trained: Sequence[Row]) -> list[list[str]]:
-    """What lag adds in the cells themselves, without replay: mismatch of plain GRPO over the last quarter, by lag, less the level
-    at equal weights in bfloat16; as text. The weights are trained ones, so that this is lag together with what training changed.
+def in_training(levels: Sequence[Level], trained: Sequence[Row], dtype: str) -> list[list[str]]:
+    """What lag adds in the cells themselves, whose engine computes in `dtype`: mismatch of GRPO without and with R3 over the last
+    quarter, by lag, less the level at equal weights; as text. The weights are trained ones, so that this is lag together with what
+    training changed.
     """
-    equal = next((level for level in levels if (level.dtype, level.replay, level.lag) == (ROUNDED, False, 0)), None)
-    if equal is None:
-        return []
+    equal = {level.replay: level for level in levels if (level.dtype, level.lag) == (dtype, 0)}
+    replayed = {"grpo": False, "grpo-r3": True}
     return [
         [
             f"lag {row.lag}, in training",
-            f"{row.mismatch - equal.mismatch:+.3g}",
-            f"{row.label}, seeds read: {row.seeds_read} − {equal.name}",
+            f"{row.mismatch - equal[replayed[row.method]].mismatch:+.3g}",
+            f"{row.label}, seeds read: {row.seeds_read} − {equal[replayed[row.method]].name}",
         ]
         for row in trained
-        if row.method == "grpo" and row.seeds_read
+        if row.seeds_read and replayed.get(row.method) in equal
     ]
 
 
-def view(levels: Sequence[Level], trained: Sequence[Row] = ()) -> dict[str, Any]:
-    """Tables of text for the report, and each level's length as a share of the largest; `trained`: the rows of Table 1."""
+def view(levels: Sequence[Level], trained: Sequence[Row] = (), dtype: str = ROUNDED) -> dict[str, Any]:
+    """Tables of text for the report, and each level's length as a share of the largest.
+
+    trained: the rows of Table 1.  dtype: the rollout engine's precision in them.
+    """
     largest = max((level.mismatch for level in levels), default=0.0)
     rows = [
         [level.name, level.dtype, "yes" if level.replay else "no", str(level.lag), f"{level.mismatch:.3g}", f"{level.se:.1g}",
@@ -101,7 +104,7 @@ def view(levels: Sequence[Level], trained: Sequence[Row] = ()) -> dict[str, Any]
         for level in levels
     ]  # fmt: skip
     causes = [[share.cause, f"{share.added:+.3g} ± {share.se:.1g}", share.of] for share in shares(levels)] + in_training(
-        levels, trained
+        levels, trained, dtype
     )
     return {
         "head": HEAD,

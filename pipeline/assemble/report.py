@@ -100,7 +100,7 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "contrasts": {"head": CONTRAST_HEAD, "rows": contrast_rows(differences), "note": CONTRAST_NOTE},
         "curves": {"head": CURVE_HEAD, "rows": curve_rows(curves), "note": CURVE_NOTE},
         "presets": side_by_side(settings.preset, dict(inputs.diff)),
-        "mismatch": view(read_levels(inputs.folder / "mismatch.json"), inputs.rows),
+        "mismatch": view(read_levels(inputs.folder / "mismatch.json"), inputs.rows, settings.rollout.dtype),
         "plan": planned_and_measured(inputs.folder / "plan.json", read),
         "figures": figure_views(inputs),
         "costs": cost_rows(read),
