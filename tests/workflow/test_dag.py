@@ -183,9 +183,7 @@ def test_finished_state_is_written_again_or_when_forced_set_aside(finished):
     time.sleep(0.01)
     assert run(finished, command).returncode == 0
     again = json.loads((out / "run.json").read_text())
-    assert (
-        again["resumed_at"] == [8] and again["retained_weights"] == first["retained_weights"] and (out / "steps.parquet").exists()
-    )
+    assert again == first and (out / "steps.parquet").exists()
     assert [path.name for path in state.iterdir() if path.is_dir()] == [first["fingerprint"]]
     finished.environment_extra["PIPELINE_RETRAIN"] = "1"
     try:
