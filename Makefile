@@ -73,6 +73,7 @@ rehearse: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
 	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
 	$(CLUSTER)/bin/python -m pipeline sources --preset rehearsal
+	$(CLUSTER)/bin/python -m pipeline protocols results/rehearsal/cells/sat-gspo-r3/lag8/seed0
 	@echo "Open results/rehearsal/report.html"
 
 # make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
