@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from pipeline.launch.errors import EngineDied
 from pipeline.records import Request, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 
@@ -24,7 +25,7 @@ _PROBE_TIMEOUT_S = 20.0
 _BODIES_AT_ONCE = 4  # of one server, read and decoded at a time: with routed experts one body can exceed 60 MB
 
 
-class ServerLost(RuntimeError):
+class ServerLost(EngineDied):
     """The server did not answer: it ended, closed the connection, or is not ready."""
 
 

@@ -13,6 +13,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -30,8 +31,8 @@ from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
 from pipeline.rollout.sglang.fleet import Fleet, SpecOf
-from pipeline.rollout.sglang.publication import Checksum, NotPublished, Publication, Publisher, Target
-from pipeline.rollout.sglang.server import placements, sections, server_spec
+from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Target
+from pipeline.rollout.sglang.server import LOOPBACK, placements, sections, server_spec
 
 _MAX_ATTEMPTS = 8  # for one response
 _DECODERS = 4
@@ -65,12 +66,14 @@ class SGLangEngine:
             Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
-        self._publisher = Publisher(settings, logs)
+        self._publisher = Publisher(settings, logs, socket.gethostname() if nodes else LOOPBACK)
         self._fleet = Fleet(servers, spec_of or self._specs(model, key, nodes, text), logs, key, self._reload)
         self._current: tuple[PublishedWeights, Path] | None = None
         self._checksum: Checksum | None = None
-        self._error: Exception | None = None  # why no command is accepted any more
+        self._error: BaseException | None = None  # why no command is accepted any more
+        self._watch_error: BaseException | None = None
         self._lock = threading.Lock()
+        self._unanswered: set[Future[Generation]] = set()
         self._pool = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), thread_name_prefix="decode")
         self._loop = asyncio.new_event_loop()
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
@@ -101,6 +104,7 @@ class SGLangEngine:
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings) -> Future[Generation]:
         future: Future[Generation] = Future()
         self._submit((tuple(requests), sampling, future))
+        future.add_done_callback(self._unanswered.discard)
         return future
 
     def close(self) -> None:
@@ -114,37 +118,30 @@ class SGLangEngine:
         with self._lock:  # a command is either refused here or seen by the thread, which answers all that it has seen
             if self._error is not None:
                 raise self._error
+            if not isinstance(command, PublishedWeights):
+                self._unanswered.add(command[2])
             self._loop.call_soon_threadsafe(self._commands.put_nowait, command)
 
     def _run(self) -> None:
         """The thread's life: obey until closed or failed, then answer what is left and end the servers."""
-        try:
-            self._loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            error: Exception = EngineDied("the rollout engine was closed while work was outstanding")
-        except (EngineDied, ValueError, OSError) as failure:
-            error = failure
-        except (NotPublished, ServerLost) as failure:
-            error = EngineDied(str(failure))
+        self._loop.run_until_complete(asyncio.wait([self._main]))
+        failure = self._watch_error if self._main.cancelled() else self._main.exception()
+        error = failure or EngineDied("the rollout engine was closed while work was outstanding")
         with self._lock:
             self._error = error
-        self._loop.run_until_complete(self._end(error))
+        for future in tuple(self._unanswered):
+            future.set_exception(error)
+        self._loop.run_until_complete(self._fleet.close())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
         self._pool.shutdown()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    async def _end(self, error: Exception) -> None:
-        self._fleet.stop()
-        await self._fleet.close_connections()
-        while not self._commands.empty():
-            command = self._commands.get_nowait()
-            if not isinstance(command, PublishedWeights):
-                command[2].set_exception(error)
-
     async def _obey(self) -> None:
         """Carry out commands until cancelled. Raises what makes all later ones impossible."""
-        generations: set[asyncio.Task[None]] = set()
+        generations: set[asyncio.Task[Generation]] = set()
         watch = asyncio.create_task(self._fleet.watch())
+        watch.add_done_callback(self._watch_ended)
         try:
             await self._fleet.start()
             while True:
@@ -154,17 +151,25 @@ class SGLangEngine:
                         await asyncio.wait(generations)
                     await self._publish(command)
                 else:
-                    task = asyncio.create_task(self._generate(*command))
+                    requests, sampling, future = command
+                    task = asyncio.create_task(self._generate(requests, sampling))
                     generations.add(task)
                     task.add_done_callback(generations.discard)
+                    task.add_done_callback(partial(_answer, future))
         finally:
             for task in (watch, *generations):
                 task.cancel()
             await asyncio.wait([watch, *generations])
 
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        """Servers that cannot be kept up end everything."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._watch_error = error
+            self._main.cancel()
+
     async def _publish(self, published: PublishedWeights) -> None:
         """Bring a version into all servers. Where one is lost meanwhile, all start again and read it from disk."""
-        folder = published.folder or self._scratch / f"version_{published.version}"
+        folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
         before, self._current, self._checksum = self._current, (published, folder), None
@@ -194,25 +199,17 @@ class SGLangEngine:
                 f"checksum {checksum} instead of {self._checksum}"
             )
 
-    async def _generate(self, requests: Sequence[Request], sampling: SamplingSettings, future: Future[Generation]) -> None:
+    async def _generate(self, requests: Sequence[Request], sampling: SamplingSettings) -> Generation:
         started = time.perf_counter()
-        try:
-            if self._current is None:
-                raise ValueError("a generation was asked for before any weights were loaded")
-            expected = Expected(self._current[0].version, self.settings.model, sampling.return_routed_experts)
-            bodies = [generate_body(request, sampling, self.stop_token_ids, expected.model.vocab_size) for request in requests]
-            pairs = zip(requests, bodies, strict=True)
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._respond(request, body, expected)) for request, body in pairs]
-        except ExceptionGroup as failures:
-            future.set_exception(failures.exceptions[0])
-        except (ValueError, EngineDied) as error:
-            future.set_exception(error)
-        except asyncio.CancelledError:
-            future.set_exception(EngineDied("the rollout engine was closed while work was outstanding"))
-            raise
-        else:
-            future.set_result(Generation(tuple(task.result() for task in tasks), time.perf_counter() - started))
+        if self._current is None:
+            raise ValueError("a generation was asked for before any weights were loaded")
+        expected = Expected(self._current[0].version, self.settings.model, sampling.return_routed_experts)
+        bodies = [generate_body(request, sampling, self.stop_token_ids, expected.model.vocab_size) for request in requests]
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._respond(request, body, expected)) for request, body in zip(requests, bodies, strict=True)
+            ]
+        return Generation(tuple(task.result() for task in tasks), time.perf_counter() - started)
 
     async def _respond(self, request: Request, body: dict[str, Any], expected: Expected) -> Response:
         """One response of the expected version, asked for again while it is lost or unusable."""
@@ -224,3 +221,16 @@ class SGLangEngine:
             except (ServerLost, Unusable) as error:
                 reason = str(error)
         raise EngineDied(f"a response could not be generated in {_MAX_ATTEMPTS} attempts; the last: {reason}")
+
+
+def _answer(future: Future[Generation], task: asyncio.Task[Generation]) -> None:
+    """Pass on what became of a generation; one that was cancelled is answered by the engine's end."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if isinstance(error, BaseExceptionGroup):  # of its responses; the first has cancelled the others
+        error = error.exceptions[0]
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())

@@ -56,7 +56,6 @@ class Fleet:
         self.servers = [Server(number) for number in range(settings.num_servers)]
         self.restarts = 0  # since the newest version
         self.watching = False  # off during a publication, which notices a lost server itself
-        self._error: EngineDied | None = None
         self._changed = asyncio.Condition()
         self._clients: list[ServerClient] = []
 
@@ -73,48 +72,40 @@ class Fleet:
         server = await self._acquire()
         try:
             assert server.target is not None
-            answer = await server.target.client.generate(body, decode, pool)
-            server.last_answer = time.monotonic()
-            return answer
+            return await server.target.client.generate(body, decode, pool)
         except ServerLost:
             server.suspect = True
             raise
         finally:
+            server.last_answer = time.monotonic() if not server.suspect else server.last_answer
             server.outstanding -= 1
             async with self._changed:
                 self._changed.notify()
 
     async def watch(self) -> None:
-        """Look after the servers until cancelled. An EngineDied is passed on to everyone who waits for a server."""
-        try:
-            while True:
-                await asyncio.sleep(_WATCH_S)
-                if self.watching:
-                    await asyncio.gather(*(self._look_after(server) for server in self.servers))
-        except EngineDied as error:
-            self._error = error
-            async with self._changed:
-                self._changed.notify_all()
+        """Look after the servers until cancelled. Raises EngineDied where one cannot be kept up."""
+        await asyncio.gather(*(self._watch(server) for server in self.servers))
+
+    async def _watch(self, server: Server) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self.watching:
+                await self._look_after(server)
 
     async def restart_all(self, reason: str) -> None:
         for server in self.servers:
             server.ready = False
         await asyncio.gather(*(self._restart(server, reason) for server in self.servers))
 
-    def stop(self) -> None:
-        """End all processes; blocks."""
-        for target in self.targets:
-            target.process.stop()
-
-    async def close_connections(self) -> None:
+    async def close(self) -> None:
+        """End all processes and connections."""
+        await asyncio.gather(*(asyncio.to_thread(target.process.stop) for target in self.targets))
         for client in self._clients:
             await client.close()
 
     async def _acquire(self) -> Server:
         async with self._changed:
             while True:
-                if self._error is not None:
-                    raise self._error
                 free = [
                     server
                     for server in self.servers
@@ -156,7 +147,7 @@ class Fleet:
             try:
                 await self._start(server)
                 await self.reload(server.target)
-            except (ServerLost, EngineDied) as error:
+            except EngineDied as error:
                 reason = str(error)
             else:
                 return await self._admit(server)

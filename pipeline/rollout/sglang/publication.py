@@ -5,7 +5,7 @@ tensor       the tensors go through the node's shared memory, handles to which t
 distributed  a sender process broadcasts the folder in a process group with the servers (NCCL, or gloo on a CPU)
 
 The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
-belong to the old weights. Proof, each time: as many tensors and bytes were sent as the version holds, every server reports the
+belong to the old weights. Proof, each time: as many tensors and bytes were sent as for the first version, every server reports the
 version, and the servers' checksums agree with each other. Where `verify` is asked for, the checksum after the route must also
 equal the checksum after a load of the same version from disk.
 """
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
+from pipeline.launch.errors import EngineDied
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
@@ -61,7 +62,7 @@ class Publication:
     verify_s: float
 
 
-class NotPublished(RuntimeError):
+class NotPublished(EngineDied):
     """The servers hold something else than the version that was sent; the message says what differs."""
 
 
@@ -86,6 +87,7 @@ class Publisher:
         self.python = cluster.server_python or sys.executable
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
         self.logs, self.host = logs, host
+        self._whole: Sent | None = None  # what the first version held: all versions hold as much
 
     async def publish(
         self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verify: bool
@@ -104,9 +106,12 @@ class Publisher:
                 sent = await self._broadcast(targets, published.version, folder)
         seconds = time.perf_counter() - started
         checksum = await self.agreed_checksum(targets, published.version)
-        whole = _content(folder)
-        if sent != whole:
-            raise NotPublished(f"route {route} sent {sent} of version {published.version}, which holds {whole}")
+        self._whole = self._whole or sent
+        if sent != self._whole or sent.num_tensors != len(published.weights):
+            raise NotPublished(
+                f"route {route} sent {sent} of version {published.version}, which has {len(published.weights)} tensors; "
+                f"the first version sent had {self._whole}"
+            )
         if verify and route != "disk":
             await self.load_from_disk(targets, published.version, folder)
             from_disk = await self.agreed_checksum(targets, published.version)
@@ -246,12 +251,12 @@ def _shared(tensors: Sequence[tuple[str, Tensor]]) -> str:
 
 
 async def _while_running(targets: Sequence[Target], work: Awaitable[T], sending: Process | None = None) -> T:
-    """The result of `work`, or ServerLost as soon as a process that it needs ends; a sender with exit code 0 has done its part."""
+    """The result of `work`, or ServerLost as soon as a process that it needs ends."""
     task = asyncio.ensure_future(work)
     while not task.done():
         await asyncio.wait([task], timeout=_POLL_S)
-        ended = [target.process for target in targets if target.process.exit_code is not None]
-        ended += [sending] if sending is not None and sending.exit_code else []
+        needed = [target.process for target in targets] + ([sending] if sending is not None else [])
+        ended = [process for process in needed if process.exit_code is not None]
         if ended and not task.done():
             task.cancel()
             await asyncio.wait([task])

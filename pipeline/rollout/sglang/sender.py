@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +56,15 @@ def buckets(folder: Path, bucket_bytes: int = BUCKET_BYTES) -> list[list[Entry]]
 
 def _entries(folder: Path) -> Iterable[Entry]:
     for path in sorted(folder.glob("*.safetensors")):
-        with safetensors.safe_open(path, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - not a dict
-                part = handle.get_slice(name)
-                if part.get_dtype() not in _DTYPES:
-                    raise ValueError(f"{path}: {name} is of dtype {part.get_dtype()}; published weights are {sorted(_DTYPES)}")
-                yield Entry(name, path, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
+        try:
+            handle = safetensors.safe_open(path, framework="pt")
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"published weights {path} cannot be read ({error}); delete {folder} and resume the cell") from error
+        for name in handle.keys():  # noqa: SIM118 - not a dict
+            part = handle.get_slice(name)
+            if part.get_dtype() not in _DTYPES:
+                raise ValueError(f"{path}: {name} is of dtype {part.get_dtype()}; published weights are {sorted(_DTYPES)}")
+            yield Entry(name, path, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
 
 
 def flat_bucket(bucket: list[Entry], device: torch.device) -> torch.Tensor:
@@ -107,8 +111,7 @@ def main() -> None:
     group = join(options.host, options.port, options.world_size, options.group, options.backend, options.timeout_s)
     for bucket in buckets(options.folder):
         torch.distributed.broadcast(flat_bucket(bucket, device), src=0, group=group)
-    if options.backend == "nccl":
-        torch.cuda.synchronize()
+    signal.pause()  # the receivers may still be reading from this process; who started it ends it
 
 
 if __name__ == "__main__":

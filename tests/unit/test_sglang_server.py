@@ -1,0 +1,107 @@
+"""Command lines, environments and GPUs of the servers follow from the settings."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Cell, write_json
+from pipeline.config import CellSettings, load_settings
+from pipeline.records import SamplingKey
+from pipeline.rollout.sglang.client import sampling_seed
+from pipeline.rollout.sglang.server import Placement, free_port, placements, server_spec
+
+
+def cell(preset: str, **overrides: object) -> CellSettings:
+    return load_settings(overrides={"preset": preset, **overrides}).cell(Cell("grpo-r3", "8", 0))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_json(tmp_path / "config.json", {"max_position_embeddings": 32768})
+    return tmp_path
+
+
+def options(command: tuple[str, ...]) -> dict[str, str]:
+    return {word: value for word, value in itertools.pairwise(command) if word.startswith("--")}
+
+
+def test_the_paper_s_server_takes_the_four_gpus_after_the_training_ranks(model: Path) -> None:
+    settings = cell("full")
+    (placed,) = placements(settings)
+    assert placed == Placement(None, (4, 5, 6, 7))
+    spec = server_spec(settings, 0, placed, model, 30000, routed_experts=True)
+    assert (spec.name, spec.gpus) == ("server-0", (4, 5, 6, 7))
+    assert spec.command[:3] == (sys.executable, "-m", "sglang.launch_server")
+    expected = {
+        "--device": "cuda",
+        "--dtype": "bfloat16",
+        "--tensor-parallel-size": "4",
+        "--mem-fraction-static": "0.85",
+        "--context-length": "36864",
+        "--host": "127.0.0.1",
+        "--port": "30000",
+        "--weight-version": "none",
+    }
+    given = options(spec.command)
+    assert {name: given[name] for name in expected} == expected
+    assert {"--skip-tokenizer-init", "--enable-return-routed-experts"} <= set(spec.command)
+    assert spec.environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] == "1"  # 36,864 exceeds the model's own 32,768
+    assert "SGLANG_USE_CPU_ENGINE" not in spec.environment
+
+
+def test_experts_are_recorded_and_text_is_read_only_where_asked(model: Path) -> None:
+    command = server_spec(cell("full"), 0, Placement(None, ()), model, 1, text=True).command
+    assert "--enable-return-routed-experts" not in command and "--skip-tokenizer-init" not in command
+
+
+def test_the_rehearsal_s_server_sees_no_gpu_and_runs_the_stand_ins(model: Path) -> None:
+    settings = cell("rehearsal", cluster={"server_python": "python-of-the-servers"})
+    spec = server_spec(settings, 0, placements(settings)[0], model, 30000)
+    assert spec.command[:2] == ("python-of-the-servers", "-P")
+    assert Path(spec.command[2]).parts[-2:] == ("cpu", "launch.py")
+    assert spec.environment["SGLANG_USE_CPU_ENGINE"] == "1" and spec.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "--mem-fraction-static" not in spec.command and options(spec.command)["--dtype"] == "float32"
+
+
+def test_several_nodes_get_several_servers_which_ask_for_a_key(model: Path) -> None:
+    settings = cell("full", cluster={"num_nodes": 2}, servers={"num_servers": 3})
+    assert placements(settings, ["one", "two"]) == [
+        Placement("one", (4, 5, 6, 7)),
+        Placement("two", (0, 1, 2, 3)),
+        Placement("two", (4, 5, 6, 7)),
+    ]
+    given = options(server_spec(settings, 1, Placement("two", (0,)), model, 1, key_file=model / "key.yaml").command)
+    assert given["--host"] == "0.0.0.0" and given["--config"] == str(model / "key.yaml")
+    with pytest.raises(ValueError, match="the job's nodes are"):
+        placements(settings, ["one"])
+
+
+@pytest.mark.parametrize("servers", [{"num_servers": 2}, {"tensor_parallel": 8}])
+def test_servers_that_do_not_fit_beside_the_training_ranks_are_refused(servers: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must fit one node"):
+        placements(cell("full", servers=servers))
+
+
+def test_a_free_port_can_be_bound_and_is_not_one_that_systems_hand_out() -> None:
+    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+    assert 20000 <= port < 32000
+
+
+def test_every_response_has_a_seed_of_its_own() -> None:
+    keys = [
+        SamplingKey(seed, purpose, draw, problem, sample)  # type: ignore[arg-type]
+        for seed in range(2)
+        for purpose in ("train", "evaluation")
+        for draw in range(5)
+        for problem in range(12)
+        for sample in range(12)
+    ]
+    seeds = {sampling_seed(key) for key in keys}
+    assert len(seeds) == len(keys) and all(0 <= seed < 2**63 for seed in seeds)
