@@ -27,14 +27,16 @@ MODEL = {
     "num_experts_per_token": 2,
     "dense_intermediate_size": 48,
 }
-# a step whose gradient is clipped and moves the weights visibly; several micro-batches, of which one is a single long sample
 OBJECTIVE = {"entropy_coefficient": 0.01, "reference_kl_coefficient": 0.1}
+# several micro-batches, of which one is a single long sample; a gradient that is clipped; and an Adam whose eps is so large that
+# weights move in proportion to their gradient, so that equal weights mean equal gradients
 TRAINER = {
     "engine": "megatron",
-    "learning_rate": 1e-3,
+    "learning_rate": 1e-2,
+    "adam_eps": 1e-3,
     "weight_decay": 0.1,
     "gradient_clip": 0.05,
-    "micro_batch_tokens": 60,
+    "micro_batch_tokens": 80,
 }
 ROLLOUT = {"group_size": 4, "prompts_per_step": 4, "temperature": 0.9}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -45,6 +47,29 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2": {"num_ranks": 2, "distributed_optimizer": False},
     "DP2 distributed optimizer": {"num_ranks": 2},
     "TP4 EP4": {"num_ranks": 4, "tensor_parallel": 4, "expert_parallel": 4, "recompute": True},
+}
+OTHER = "TP2 EP2"  # the layout whose weights the others load
+_PARITY: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "sat-gspo-r3": ("sat-gspo-r3", {}),
+    "grpo-tis-r3": ("grpo-tis-r3", {"objective": {"aggregation": "token_mean", "entropy_coefficient": 0.0}}),
+}
+# what the ranks of each layout train: name -> (method, changed settings)
+CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    **dict.fromkeys(LAYOUTS, _PARITY),
+    "one process": _PARITY
+    | {
+        "generating": ("dppo", {"objective": {"ratio_denominator": "rollout_weights"}}),
+        "one micro-batch": ("sat-gspo-r3", {"trainer": {"micro_batch_tokens": 100_000}}),
+        "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
+    },
+    "PP2": _PARITY | {"dense layer": ("grpo-r3", {"model": {"num_layers": 4, "dense_layers": [0]}})},
+    "DP2 distributed optimizer": _PARITY
+    | {
+        "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
+        "bfloat16": ("sat-gspo-r3", {"megatron": {"dtype": "bfloat16"}}),
+    },
+    "TP4 EP4": {"sat-gspo-r3": ("sat-gspo-r3", {"model": {"num_key_value_heads": 4}})},
 }
 _ALONE = {"tensor_parallel": 1, "expert_parallel": 1, "pipeline_parallel": 1, "distributed_optimizer": True, "recompute": False}
 
@@ -62,10 +87,17 @@ def cell(method: str, layout: str = "one process", lag: str = "1", **changes: di
     return load_settings(overrides=merged | {"preset": "rehearsal"}).cell(Cell(method, lag, 0))
 
 
-def write_base(folder: Path, model: ModelSettings, seed: int = 0) -> Path:
+def base_folder(root: Path, settings: CellSettings) -> Path:
+    """The initial weights of a cell, written when they are first asked for."""
+    model = settings.model
+    folder = root / f"base-{model.num_layers}-{model.num_key_value_heads}-{len(model.dense_layers)}"
+    return folder if folder.exists() else write_base(folder, model)
+
+
+def write_base(folder: Path, model: ModelSettings) -> Path:
     """A policy with random weights, norms included, in two files as a large checkpoint would be."""
     folder.mkdir(parents=True)
-    policy = Policy(model, torch.Generator().manual_seed(seed))
+    policy = Policy(model, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.dim() == 1:
@@ -82,13 +114,13 @@ def torch_trainer(settings: CellSettings, base: Path) -> TorchTrainer:
 
 
 def batch(settings: CellSettings, index: int = 0, seed: int = 0) -> RolloutBatch:
-    """Responses of 1 to 30 tokens, one prompt and response longer than a micro-batch, made-up log-probs and routes."""
+    """Responses of 1 to 30 tokens, and one longer than a micro-batch; made-up log-probs and routes."""
     random = np.random.default_rng([seed, index])
     model, size = settings.model, settings.rollout.group_size * settings.rollout.prompts_per_step
     layers = model.num_layers - len(model.dense_layers)
     samples = []
     for number in range(size):
-        prompt, length = int(random.integers(2, 9)), int(random.integers(1, 31)) if number != 5 else 61
+        prompt, length = int(random.integers(2, 9)), int(random.integers(1, 31)) if number != 5 else 85
         routes = random.random((prompt + length - 1, layers, model.num_experts)).argsort(-1)[..., : model.num_experts_per_token]
         response = Response(
             prompt_ids=random.integers(0, model.vocab_size, prompt).astype(np.int32),

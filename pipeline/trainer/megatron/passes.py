@@ -122,8 +122,9 @@ class Passes:
         if self.groups.layout.tensor_size > 1:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
         device = self.groups.device
-        scored = states.squeeze(1).index_select(0, micro.packed.scored_rows.to(device))
         weight = self.weights.parameters["output_layer.weight"]
+        # Float16Module returns float32
+        scored = states.squeeze(1).index_select(0, micro.packed.scored_rows.to(device)).to(weight.dtype)
         logprobs, entropy = response_scores(scored, weight, micro.packed.scored_ids.to(device), self._head)
         return consume(micro, logprobs, entropy)
 

@@ -64,8 +64,8 @@ class RankTrainer:
         models.mark_cut(self.weights.parameters, sources)
         self.weights.load(base)
         self.optimizer = PolicyOptimizer(model, settings.trainer, megatron)
-        replay = Replay(model, sizes, groups.layout, megatron.recompute) if self.method.routing_replay else None
-        self.passes = Passes(settings, groups, model, self.optimizer, self.weights, replay, beat)
+        self.replay = Replay(model, sizes, groups.layout, megatron.recompute) if self.method.routing_replay else None
+        self.passes = Passes(settings, groups, model, self.optimizer, self.weights, self.replay, beat)
         if settings.objective.reference_kl_coefficient:
             self.passes.frozen["reference"] = self.weights.frozen(base)
         self._generating: Generating | None = None

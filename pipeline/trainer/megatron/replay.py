@@ -26,7 +26,9 @@ from pipeline.trainer.megatron.packing import TokenRow
 class LayerReplay(RouterReplay):
     """One router's replay. A layer that is recomputed takes its rows from the queue that megatron-core keeps for that."""
 
-    recompute = False
+    def __init__(self, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
 
     def get_replay_topk(
         self,
@@ -49,23 +51,25 @@ class LayerReplay(RouterReplay):
 
 
 class Replay:
-    """All replays of this rank. `feed` before each forward pass, `clear` after all passes of a kind."""
+    """The replays of a model's routers. `feed` before each forward pass, `clear` after all passes of a kind."""
 
     def __init__(self, policy: torch.nn.Module, model: ModelSettings, layout: Layout, recompute: bool) -> None:
         self.model, self.layout = model, layout
-        RouterReplay.clear_global_router_replay_instances()
-        for module in policy.modules():
-            if isinstance(module, TopKRouter):
-                module.router_replay = LayerReplay()
-                module.router_replay.recompute = recompute
+        RouterReplay.clear_global_router_replay_instances()  # of other models, and of this one's own replaced here
+        routers = [module for module in policy.modules() if isinstance(module, TopKRouter)]
+        self.layers = [LayerReplay(recompute) for _ in routers]
+        for router, layer in zip(routers, self.layers, strict=True):
+            router.router_replay = layer
 
     def feed(self, row: TokenRow) -> None:
         rows = replay_rows(row, self.model, self.layout).to(row.token_ids.device)
-        RouterReplay.set_replay_data([layer.clone() for layer in rows.unbind(1)])
+        for layer, experts in zip(self.layers, rows.unbind(1), strict=True):
+            layer.set_target_indices(experts.clone())
 
     def clear(self) -> None:
-        RouterReplay.clear_global_indices()
-        RouterReplay.clear_global_router_replay_action()
+        for layer in self.layers:
+            layer.clear_indices()
+            layer.clear_router_replay_action()
 
 
 def replay_rows(row: TokenRow, model: ModelSettings, layout: Layout) -> Tensor:

@@ -74,7 +74,7 @@ class MegatronTrainer:
         try:
             with connection.Listener((_LOOPBACK, 0), backlog=megatron.num_ranks, authkey=key) as listener:
                 host, port = listener.address  # pyright: ignore[reportGeneralTypeIssues] - of an AF_INET listener
-                specs = rank_specs(settings, f"{host}:{port}", key.hex(), _free_port())
+                specs = rank_specs(settings, f"{host}:{port}", key.hex(), free_port())
                 self._processes = [Process(spec, logs / f"{spec.name}.log") for spec in specs]
                 self._channel = ControllerChannel(self._processes, listener, megatron.startup_timeout_s, megatron.stall_timeout_s)
             self._channel.send_to_all(Job(settings.model_dump_json(), str(base.resolve())))
@@ -138,7 +138,8 @@ class MegatronTrainer:
         return value
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens now; rank 0 takes it a moment later."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return probe.getsockname()[1]

@@ -1,0 +1,130 @@
+"""The controller notices ranks that die, fall silent or get stuck, and names them. Ranks are threads here, processes are records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+
+import pytest
+
+from pipeline.launch.errors import EngineDied
+from pipeline.launch.processes import ProcessSpec
+from pipeline.trainer.megatron import channel
+from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
+
+STALL_S = 0.4
+
+
+@dataclass
+class FakeProcess:
+    spec: ProcessSpec
+    exit_code: int | None = None
+    log: Path = field(default_factory=lambda: Path("rank.log"))
+
+    def check(self) -> None:
+        if self.exit_code is not None:
+            raise EngineDied(self.death())
+
+    def death(self) -> str:
+        return f"{self.spec.name} ended with exit code {self.exit_code}"
+
+    def tail(self) -> str:
+        return "  | its last words"
+
+
+@dataclass
+class Pair:
+    processes: list[FakeProcess]
+    ranks: list[RankChannel]
+    controller: ControllerChannel
+
+
+@pytest.fixture
+def listener(monkeypatch) -> Iterator[connection.Listener]:
+    for name, seconds in (("_BEAT_S", 0.02), ("_POLL_S", 0.02), ("_SETTLE_S", 0.2)):
+        monkeypatch.setattr(channel, name, seconds)
+    with connection.Listener(("127.0.0.1", 0), authkey=b"secret") as listener:
+        monkeypatch.setenv(ADDRESS, "127.0.0.1:{}".format(listener.address[1]))
+        monkeypatch.setenv(KEY, b"secret".hex())
+        yield listener
+
+
+def processes(count: int = 2) -> list[FakeProcess]:
+    return [FakeProcess(ProcessSpec(f"rank-{rank}", ("rank",))) for rank in range(count)]
+
+
+@pytest.fixture
+def pair(listener) -> Pair:
+    made, ranks = processes(), dict[int, RankChannel]()
+    threads = [threading.Thread(target=lambda rank=rank: ranks.update({rank: RankChannel(rank)})) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    controller = ControllerChannel(made, listener, 10.0, STALL_S)  # pyright: ignore[reportArgumentType]
+    for thread in threads:
+        thread.join()
+    return Pair(made, [ranks[0], ranks[1]], controller)
+
+
+def test_messages_pass_both_ways_between_beats(pair: Pair) -> None:
+    pair.controller.send(("train", {}))
+    assert pair.ranks[0].receive() == ("train", {})
+    pair.ranks[0].send("row", {"loss": 1.0})
+    assert pair.controller.expect() == ("row", {"loss": 1.0})
+
+
+def test_a_killed_rank_is_named_though_another_fails_after_it(pair: Pair) -> None:
+    pair.ranks[0].send("failed", "connection reset by peer")
+    pair.ranks[0]._connection.close()
+    pair.processes[0].exit_code = 1
+    pair.ranks[1]._connection.close()
+    pair.processes[1].exit_code = 137
+    started = time.monotonic()
+    with pytest.raises(EngineDied, match="rank-1 ended with exit code 137"):
+        pair.controller.expect()
+    assert time.monotonic() - started < 2.0
+
+
+def test_the_first_of_two_failed_ranks_is_named(pair: Pair) -> None:
+    pair.ranks[1]._connection.close()
+    pair.processes[1].exit_code = 1
+    with pytest.raises(EngineDied, match="rank-1 ended with exit code 1"):
+        pair.controller.expect()
+
+
+def test_a_silent_rank_is_named(pair: Pair, monkeypatch) -> None:
+    monkeypatch.setattr(pair.ranks[1], "send", lambda *_: None)
+    working = threading.Thread(target=work, args=(pair.ranks[0],), daemon=True)
+    working.start()
+    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 0\.4 s"):
+        pair.controller.expect()
+
+
+def test_the_rank_that_others_wait_for_is_named(pair: Pair) -> None:
+    pair.ranks[0].progress()
+    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 0\.4 s(.|\n)*its last words"):
+        pair.controller.expect()
+
+
+def test_a_slow_but_working_rank_is_waited_for(pair: Pair) -> None:
+    threading.Thread(target=work, args=(pair.ranks[1],), daemon=True).start()
+    threading.Timer(3 * STALL_S, pair.ranks[0].send, ("done", 5)).start()
+    assert pair.controller.expect() == ("done", 5)
+
+
+def test_a_rank_that_never_comes_up_and_one_that_dies_first_are_named(listener) -> None:
+    with pytest.raises(EngineDied, match="rank-0, rank-1 did not come up in time"):
+        ControllerChannel(processes(), listener, 0.1, STALL_S)  # pyright: ignore[reportArgumentType]
+    dying = processes()
+    dying[1].exit_code = 2
+    with pytest.raises(EngineDied, match="rank-1 ended with exit code 2"):
+        ControllerChannel(dying, listener, 10.0, STALL_S)  # pyright: ignore[reportArgumentType]
+
+
+def work(rank: RankChannel) -> None:
+    for _ in range(200):
+        rank.progress()
+        time.sleep(STALL_S / 10)
