@@ -184,6 +184,20 @@ def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
 
 
 @app.command()
+def plan_processes(
+    settings: Annotated[Path, typer.Option("--settings", help="Resolved settings of a cell, below state/<preset>/settings/cells.")],
+    base_policy: Annotated[Path | None, typer.Option(help="Folder of the base policy, if not that of the preset.")] = None,
+) -> None:
+    """Print which process of a cell starts on which node and GPUs, with which command line; starts nothing."""
+    from pipeline.launch.process_plan import as_lines, planned_hosts, process_plan
+
+    cell = config.read_settings(config.CellSettings, settings)
+    hosts = planned_hosts(cell.cluster.num_nodes if cell.cluster else 1)
+    for line in as_lines(process_plan(cell, base_policy or Layout(cell.preset).base_policy, hosts)):
+        print(line)
+
+
+@app.command()
 def watch(
     preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
     once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,

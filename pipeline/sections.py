@@ -245,6 +245,7 @@ class MegatronSettings(Section):
 class ClusterSettings(Section):
     """The machines of a cell. scratch: a folder on a node-local disk or in memory; null: the system's temporary folder.
 
+    scratch_shared: whether every node of the cell finds the same folder there.
     server_python, trainer_python: the interpreters that run SGLang and Megatron-core; null: the one that runs the pipeline.
     """
 
@@ -252,6 +253,7 @@ class ClusterSettings(Section):
     num_nodes: int = Field(gt=0)
     gpus_per_node: int = Field(ge=0)
     scratch: str | None
+    scratch_shared: bool
     server_python: str | None
     trainer_python: str | None
 

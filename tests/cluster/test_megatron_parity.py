@@ -114,7 +114,9 @@ def test_the_cases_hold_what_they_are_for(ranks: Ranks) -> None:
 def test_the_loss_does_not_depend_on_micro_batches(ranks: Ranks) -> None:
     one, several = (ranks.found("one process")[name]["rows"] for name in ("one micro-batch", "sat-gspo-r3"))
     for row, other in zip(one, several, strict=True):
-        assert all(row[column] == pytest.approx(other[column], rel=2e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s")
+        assert all(
+            row[column] == pytest.approx(other[column], rel=2e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s"
+        )
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "DP2"])
