@@ -23,6 +23,7 @@ from pipeline.sections import (
     CellGroups,
     ClusterSettings,
     EvaluationSettings,
+    JobSettings,
     LagSettings,
     MegatronSettings,
     ModelSettings,
@@ -39,11 +40,13 @@ from pipeline.sections import (
     unknown,
 )
 
+Preset = Literal["tiny", "rehearsal", "full"]
+
 
 class Settings(Section):
     """Everything a run is told. `cell(...)` narrows it to what one cell reads."""
 
-    preset: Literal["tiny", "rehearsal", "full"]
+    preset: Preset
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     ablations: bool
     retrain: bool
@@ -59,6 +62,7 @@ class Settings(Section):
     servers: ServerSettings
     megatron: MegatronSettings
     cluster: ClusterSettings
+    job: JobSettings
     cells: CellGroups
 
     @model_validator(mode="after")

@@ -258,6 +258,23 @@ class ClusterSettings(Section):
     trainer_python: str | None
 
 
+class JobSettings(Section):
+    """What SLURM is asked for, for each node of a cell's job, and how long before the time limit the cell is told to stop."""
+
+    time_limit_min: int = Field(gt=0)
+    signal_lead_s: int = Field(gt=0)
+    cpus: int = Field(gt=0)
+    memory_mb: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _some_time_is_left(self) -> JobSettings:
+        if self.signal_lead_s >= 60 * self.time_limit_min:
+            raise ValueError(
+                f"signal_lead_s {self.signal_lead_s} leaves nothing of time_limit_min {self.time_limit_min}; lower the former"
+            )
+        return self
+
+
 class EvaluationSettings(Section):
     interval: int = Field(gt=0)
     num_samples: int = Field(gt=0)
