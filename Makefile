@@ -11,7 +11,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce ablations report reference watch test test-lm-eval lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch doctor test test-cluster test-lm-eval lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -65,6 +65,29 @@ $(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
 	$(PYTHON) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/pip install --quiet --disable-pip-version-check -r envs/lm-eval.txt
 	touch $@
+
+# make rehearse    the cluster's engines, SGLang and Megatron-core, on this CPU: set up, train, score by lm-eval, report
+CLUSTER = .venv-cluster
+$(CLUSTER)/.ready: envs/cluster-cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Python 3.11 is needed; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check --no-deps -r envs/cluster-cpu.txt
+	touch $@
+
+# one cell at a time: a server, its helpers and two ranks are enough for a few cores
+rehearse: $(CLUSTER)/.ready
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
+	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
+	$(CLUSTER)/bin/python -m pipeline mismatch --show results/rehearsal
+	@echo "Open results/rehearsal/report.html"
+
+# make test-cluster   the tests that need SGLang and Megatron-core
+test-cluster: $(CLUSTER)/.ready
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster
+
+# make doctor      whether this node can run preset full (or PRESET=...)
+doctor: setup
+	$(VENV)/bin/python -m pipeline doctor --preset $(or $(PRESET),full)
 
 # make bench       our engines and loss beside transformers, TRL and other graders (ratios, printed)
 BENCH = .venv-bench/bin/python

@@ -116,8 +116,7 @@ def _gpus(role: str, answer: dict[str, Any], wanted: int) -> Iterator[Finding]:
 
 def _folders(layout: Layout) -> Iterator[Finding]:
     """Locks, renames and the clock of the file systems that hold state and results."""
-    for folder in (layout.state, layout.results):
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder in dict.fromkeys(_existing(folder) for folder in (layout.state, layout.results)):
         try:
             skew = _try_folder(folder)
         except OSError as error:
@@ -129,6 +128,11 @@ def _folders(layout: Layout) -> Iterator[Finding]:
         )
         if abs(skew) > _SKEW_S:
             yield Finding(f"clock of {folder}", "failed", f"{skew:+.0f} s against this node", "synchronise the clocks (NTP)")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that there is."""
+    return next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.is_dir())
 
 
 def _try_folder(folder: Path) -> float:

@@ -21,7 +21,7 @@ ASSEMBLY = {"collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
 def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
     workflow = Workflow(tmp_path, {})
     assert workflow.planned() == {"prepare": 1, "base_policy": 1, "score_base": 1, "train_cell": 33, "score_cell": 33, **ASSEMBLY}
-    assert workflow.planned("--config", "preset=rehearsal")["train_cell"] == 28
+    assert workflow.planned("--config", "preset=rehearsal")["train_cell"] == 2
     assert workflow.planned("--config", "preset=full", "seeds=3")["train_cell"] == 99
     assert workflow.planned("--config", "ablations=true")["train_cell"] == 33 + 6 + 9
 
