@@ -16,9 +16,11 @@ from pipeline.artifacts import Cell, write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
+from pipeline.launch.attempts import begin_attempt
 from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
+from pipeline.launch.stop import stop_on_signals
 from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
@@ -33,25 +35,30 @@ def train_cell(
 ) -> None:
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
-    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed; from finished state
-    the results are written again, unless `retrain`: then it is set aside and training starts at step 0.
+    State lives in state_root/<fingerprint of settings, problems and base policy>; where a cell runs (section cluster) is no part of
+    it. Unfinished state is resumed; from finished state the results are written again, unless `retrain`: then it is set aside and
+    training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
     tokenizer = read_tokenizer(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
     identity = fingerprint(
-        settings, policy_digest(base_policy), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
+        settings.model_copy(update={"cluster": None}),
+        policy_digest(base_policy),
+        sha256(problems / "train.parquet"),
+        sha256(problems / "evaluation.parquet"),
     )
     folder = state_root / identity
-    with lease(state_root):
+    with stop_on_signals() as stop, lease(state_root, stop):
         if retrain and _finished_before(folder / "finished", started):
             os.replace(folder, _aside(folder))
+        begin_attempt(folder, checkpoint.newest_step(folder / "checkpoints"))
         trainer = policy_trainer(settings, base_policy, folder / "logs")
         engine = rollout_engine(settings, base_policy, tokenizer, folder / "logs")
         progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
         try:
-            state = CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
+            state = CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
         finally:
             engine.close()
             trainer.close()

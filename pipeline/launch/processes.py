@@ -97,9 +97,11 @@ def step(node: str) -> list[str]:
 
 
 def environment(spec: ProcessSpec) -> dict[str, str]:
-    """The starter's environment with the spec's; for a step on another node without what SLURM told this one."""
-    own = dict(os.environ)
-    if spec.host.name is not None:
-        foreign = ("SLURM_", "SRUN_", "SBATCH_")
-        own = {name: value for name, value in own.items() if name in _STEP_READS or not name.startswith(foreign)}
-    return own | dict(spec.environment)
+    """The starter's environment with the spec's."""
+    return (step_environment() if spec.host.name else dict(os.environ)) | dict(spec.environment)
+
+
+def step_environment() -> dict[str, str]:
+    """This process's environment for a `step`."""
+    foreign = ("SLURM_", "SRUN_", "SBATCH_")
+    return {name: value for name, value in os.environ.items() if name in _STEP_READS or not name.startswith(foreign)}

@@ -15,6 +15,7 @@ from pipeline.config import load_settings
 from pipeline.dag import write_stage_settings
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
+from pipeline.launch.stop import Stop
 from pipeline.launch.watch import watch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,8 +23,9 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from pipeline.launch.lease import lease
+from pipeline.launch.stop import Stop
 
-with lease(Path(sys.argv[1])):
+with lease(Path(sys.argv[1]), Stop(), touch_s=0.2):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -40,8 +42,9 @@ def test_a_lease_waits_for_its_holder_and_passes_on_when_it_is_killed(tmp_path, 
     assert waiting.stdout.readline() == "held\n"
     waiting.kill()
     waiting.wait()
-    with lease(tmp_path):
-        assert f"process {os.getpid()}" in (tmp_path / "lease").read_text()
+    with lease(tmp_path, Stop()):
+        assert read_json(tmp_path / "lease.json")["pid"] == os.getpid()
+    assert not (tmp_path / "lease.json").exists()
 
 
 def row(step: int) -> dict:
