@@ -23,7 +23,8 @@ def begin_attempt(folder: Path, step: int) -> None:
     if in_vain >= _ALLOWED:
         raise ValueError(
             f"{in_vain} attempts in a row of SLURM job {job} ended at step {step}, where they began; see its log and "
-            f"{folder / 'logs'}. If they were stopped before the first checkpoint, raise job.time_limit_min or lower trainer.checkpoint_interval, "
+            f"{folder / 'logs'}. If they were stopped before the first checkpoint, "
+            "raise job.time_limit_min or lower trainer.checkpoint_interval, "
             "then run snakemake again"
         )
     write_json(record, {"job": job, "step": step, "in_vain": in_vain})

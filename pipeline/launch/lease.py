@@ -1,8 +1,8 @@
 """One writer per state folder: a second process that would train the same cell waits for the first.
 
-The lease is a file that names its holder - process, machine, SLURM job - and that the holder touches as long as it lives. Not a lock
-of the kernel: those do not reach over every shared file system. A dead holder's lease is taken over: on the same machine when its
-process is gone; from another one when its SLURM job has ended, or when the file has not changed for SILENCE_S by the clock of the
+The lease is a file that names its holder - process, machine, SLURM job - and that the holder touches as long as it lives. It is no
+lock of the kernel: those do not reach over every shared file system. A dead holder's lease is taken over: on the same machine when
+its process is gone; from another when its SLURM job has ended, or when the file has not changed for SILENCE_S by the clock of the
 one who waits, so that clocks may differ. A holder that finds its lease taken over ends at once, before it can write.
 """
 

@@ -39,7 +39,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={root}/run/munge.socket
+AuthInfo=socket={root}/run/munge.socket,cred_expire={requeue_s}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool/%n
@@ -82,6 +82,7 @@ class Cluster:
     port: int = 16817
     grace_s: int = 30  # between the TERM and the KILL of a preempted job
     kill_wait_s: int = 10  # the same for a job that is cancelled or out of time
+    requeue_s: int = 15  # before a requeued job starts again, SLURM waits until its old credentials have expired
 
     @property
     def nodes(self) -> list[str]:
@@ -137,7 +138,7 @@ class Cluster:
             for number, name in enumerate(self.nodes, 1)
         )
         values = {"host": host, "root": self.root, "port": self.port, "nodes": "\n".join(nodes)}
-        self.conf.write_text(_CONF.format(**values, grace_s=self.grace_s, kill_wait_s=self.kill_wait_s))
+        self.conf.write_text(_CONF.format(**values, grace_s=self.grace_s, kill_wait_s=self.kill_wait_s, requeue_s=self.requeue_s))
         for number in range(self.gpus):  # a GPU is counted only where its device file exists; these are twins of /dev/null
             device = self.root / "dev" / f"gpu{number}"
             if not device.exists():
