@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import wait_until
+from tests.slurm.conftest import strays, wait_until
 from tests.workflow.conftest import REPOSITORY
 
 SNAKEFILE = """
