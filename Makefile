@@ -1,5 +1,7 @@
 # make reproduce   set up and run the whole laptop reproduction (preset tiny)
-# make watch       in another terminal: which cells run, step, reward, mismatch, time left
+# make watch       in another terminal: the table of make status, live
+# make status      every cell: state, step, reward, mismatch, last evaluation, lag, time spent and left
+# make plan        before anything is launched: tokens, GPU-hours, wall time, memory and disk of every cell (PRESET=full)
 # make test        set up what the tests need and run them
 # make help        all targets
 PYTHON ?= python3
@@ -11,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch doctor test test-cluster test-lm-eval lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -39,9 +41,8 @@ ablations: setup
 	$(RUN)
 
 # make report      assemble the table, figures, diff and report from the cells there are, finished or not
-STAGES = collect table1 figures diff report
 report: setup
-	for stage in $(STAGES); do $(VENV)/bin/python -m pipeline $$stage --settings state/$(SHOWN)/settings/run.json || exit 1; done
+	$(VENV)/bin/python -m pipeline assemble --preset $(SHOWN)
 
 # make reference   copy what results/tiny-reference shows from results/tiny
 KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html
@@ -50,21 +51,14 @@ reference:
 	cp $(KEPT:%=results/tiny/%) results/tiny-reference/
 	cp results/tiny/figures/*.png results/tiny-reference/figures/
 
-watch: setup
-	$(VENV)/bin/python -m pipeline watch --preset $(SHOWN)
+watch status: setup
+	$(VENV)/bin/python -m pipeline $@ --preset $(SHOWN)
+
+plan: setup
+	$(VENV)/bin/python -m pipeline plan --preset $(or $(PRESET),full)
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
-
-# make test-lm-eval   the lm-eval task, by lm-eval itself in an environment of its own
-LM_EVAL = .venv-lm-eval
-test-lm-eval: $(LM_EVAL)/.ready
-	$(LM_EVAL)/bin/python -m pytest tests/lm_eval
-
-$(LM_EVAL)/.ready: envs/lm-eval.txt envs/test.txt envs/cpu.txt
-	$(PYTHON) -m venv $(LM_EVAL)
-	$(LM_EVAL)/bin/pip install --quiet --disable-pip-version-check -r envs/lm-eval.txt
-	touch $@
 
 # make rehearse    the cluster's engines, SGLang and Megatron-core, on this CPU: set up, train, score by lm-eval, report
 CLUSTER = .venv-cluster
@@ -78,12 +72,12 @@ $(CLUSTER)/.ready: envs/cluster-cpu.txt
 rehearse: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
 	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
-	$(CLUSTER)/bin/python -m pipeline mismatch --show results/rehearsal
+	$(CLUSTER)/bin/python -m pipeline sources --preset rehearsal
 	@echo "Open results/rehearsal/report.html"
 
-# make test-cluster   the tests that need SGLang and Megatron-core
+# make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
-	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 
 # make doctor      whether this node can run preset full (or PRESET=...)
 doctor: setup
@@ -100,8 +94,14 @@ bench: setup
 	$(BENCH) -m benchmarks.prepare_full_size
 
 # make lint        ruff and pyright
+# make test-report   the report in headless Chromium, which is installed from Debian where there is none
+CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
+test-report: $(VENV)/.ready-test
+	@($(CHROMIUM)) >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(VENV)/bin/python -m pytest tests/report
+
 lint: $(VENV)/.ready-test
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/snakefmt --check Snakefile && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # make clean       remove the results and the state of preset tiny (or PRESET=...)
 clean:

@@ -17,8 +17,12 @@ pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
 REFERENCE = expand("results/reference/{name}", name=["table1.csv", "curves.csv", "claims.yaml"])
 FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
+CAPTION = "pipeline/assemble/captions/{}.rst".format
 RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
 SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
+
+
+report: CAPTION("workflow")
 
 
 onstart:
@@ -30,7 +34,7 @@ onstart:
 
 
 wildcard_constraints:
-    method="[a-z0-9-]+",
+    method="[a-z0-9-]+([+][a-z0-9_.-]+)?",
     lag="[0-9]+(-[0-9]+)?",
     seed="[0-9]+",
 
@@ -39,6 +43,7 @@ localrules:  # prepare and base_policy want the network, which a cluster's compu
     reproduce,
     prepare,
     base_policy,
+    audit,
     collect,
     table1,
     figures,
@@ -99,9 +104,9 @@ rule train_cell:
         run=f"{CELL}/run.json",
         steps=f"{CELL}/steps.parquet",
         evals=f"{CELL}/evals.parquet",
+    threads: settings.trainer.threads
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
-    threads: settings.trainer.threads
     resources:
         **job_resources(settings),
     shell:
@@ -155,7 +160,8 @@ rule table1:
         rules.collect.output,
         REFERENCE,
     output:
-        multiext(f"{paths.results}/table1", ".md", ".csv", ".tex"),
+        multiext(f"{paths.results}/table1", ".md", ".tex"),
+        report(f"{paths.results}/table1.csv", caption=CAPTION("table1"), category="Results"),
     shell:
         "{pipeline} table1 --settings {rules.collect.input.settings}"
 
@@ -165,7 +171,8 @@ rule figures:
         rules.collect.output,
         REFERENCE,
     output:
-        expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "svg", "csv"]),
+        expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "csv"]),
+        [report(f"{paths.results}/figures/{name}.svg", caption=CAPTION(name), category="Figures") for name in FIGURES],
     shell:
         "{pipeline} figures --settings {rules.collect.input.settings}"
 
@@ -175,7 +182,8 @@ rule diff:
         rules.collect.output,
         REFERENCE,
     output:
-        multiext(f"{paths.results}/diff", ".md", ".csv", ".json"),
+        multiext(f"{paths.results}/diff", ".md", ".json"),
+        report(f"{paths.results}/diff.csv", caption=CAPTION("diff"), category="Results"),
     shell:
         "{pipeline} diff --settings {rules.collect.input.settings}"
 
@@ -188,7 +196,16 @@ rule report:
         rules.figures.output,
         rules.diff.output,
     output:
-        f"{paths.results}/report.html",
+        report(f"{paths.results}/report.html", caption=CAPTION("report"), category="Results"),
         f"{paths.results}/report.md",
     shell:
         "{pipeline} report --settings {rules.collect.input.settings}"
+
+
+rule audit:
+    input:
+        REFERENCE,
+    output:
+        "docs/audit.md",
+    shell:
+        "{pipeline} audit --out {output}"

@@ -12,7 +12,8 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     loop.py        the paper's algorithm box
     evaluation/  scores of published versions                       rules score_base, score_cell
     assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
+    audit/       what the published numbers say by arithmetic       rule audit
 
 records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
-launch/ starts processes.
+launch/ starts processes and tells where cells stand, planning/ says beforehand what they take.
 """

@@ -9,16 +9,23 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipeline import config, sections
 from pipeline.artifacts import Layout
 
+if TYPE_CHECKING:
+    from pipeline.assemble.runs import Results
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 SettingsFile = Annotated[Path, typer.Option("--settings", help="The stage's resolved settings, written by snakemake.")]
+RunSettings = Annotated[
+    Path | None, typer.Option("--settings", help="The run's resolved settings; without it those of --preset, as planned last.")
+]
+Preset = Annotated[str, typer.Option(help="Whose run, where --settings is not given.")]
 Problems = Annotated[Path, typer.Option(help="Folder with train.parquet, evaluation.parquet and scoring.parquet.")]
 BasePolicy = Annotated[Path, typer.Option(help="Folder of the base policy, as Hugging Face lays it out.")]
 Out = Annotated[Path, typer.Option(help="Where the results go.")]
@@ -94,64 +101,96 @@ def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy
 
 
 @app.command()
-def collect(settings: SettingsFile) -> None:
+def assemble(settings: RunSettings = None, preset: Preset = "tiny") -> None:
+    """All of collect, table1, figures, diff and report in one process, from whatever cells there are."""
+    from pipeline.assemble.stages import assemble as run
+
+    resolved = _run_settings(settings, preset)
+    run(Layout(resolved.preset), resolved)
+
+
+@app.command()
+def collect(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Summarise every cell there is into cells.parquet and cells.csv; missing and unreadable ones are listed."""
     from pipeline.assemble.collect import collect_stage
 
-    run, layout = _run_and_layout(settings)
-    collect_stage(layout, run, layout.results / "cells.parquet", layout.results / "cells.csv")
+    results, folder = _results(settings, preset)
+    collect_stage(results, folder / "cells.parquet", folder / "cells.csv")
 
 
 @app.command()
-def table1(settings: SettingsFile) -> None:
+def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write Table 1 as Markdown, CSV and LaTeX."""
     from pipeline.assemble.table1 import table1_stage
 
-    run, layout = _run_and_layout(settings)
-    paths = (layout.results / f"table1.{kind}" for kind in ("md", "csv", "tex"))
-    table1_stage(layout, run, layout.results / "cells.parquet", *paths)
+    results, folder = _results(settings, preset)
+    table1_stage(results, folder / "cells.parquet", *(folder / f"table1.{kind}" for kind in ("md", "csv", "tex")))
 
 
 @app.command()
-def figures(settings: SettingsFile) -> None:
+def figures(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Draw every figure as PNG and SVG, with the plotted data as CSV."""
-    from pipeline.assemble.figures import figures_stage
+    from pipeline.assemble.figures import finish_drawing, start_drawing
 
-    run, layout = _run_and_layout(settings)
-    figures_stage(layout, run, layout.results / "figures")
+    results, folder = _results(settings, preset)
+    finish_drawing(start_drawing(results, folder / "figures"))
 
 
 @app.command()
 def diff(
-    settings: SettingsFile,
-    fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not_reproduced.")] = [],  # noqa: B006
+    settings: RunSettings = None,
+    preset: Preset = "tiny",
+    fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not-reproduced.")] = [],  # noqa: B006
 ) -> None:
     """Compare the run with the paper, cell by cell and claim by claim."""
     from pipeline.assemble.diff import diff_exit_status, diff_stage
 
-    run, layout = _run_and_layout(settings)
-    markdown, csv, json = (layout.results / f"diff.{kind}" for kind in ("md", "csv", "json"))
-    diff_stage(layout, run, layout.results / "cells.parquet", markdown, csv, json)
+    results, folder = _results(settings, preset)
+    markdown, csv, json = (folder / f"diff.{kind}" for kind in ("md", "csv", "json"))
+    diff_stage(results, folder / "cells.parquet", markdown, csv, json)
     if fail_on:
         raise typer.Exit(diff_exit_status(json, fail_on))
 
 
 @app.command()
-def report(settings: SettingsFile) -> None:
+def report(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write report.html, one self-contained page, and report.md."""
     from pipeline.assemble.report import report_stage
 
-    run, layout = _run_and_layout(settings)
-    results = layout.results
-    report_stage(
-        layout,
-        run,
-        results / "cells.parquet",
-        results / "diff.json",
-        results / "figures",
-        results / "report.html",
-        results / "report.md",
+    results, folder = _results(settings, preset)
+    pages = folder / "report.html", folder / "report.md"
+    report_stage(results, folder / "cells.parquet", folder / "diff.json", folder / "figures", *pages)
+
+
+@app.command()
+def sources(settings: RunSettings = None, preset: Preset = "tiny") -> None:
+    """Print where mismatch comes from: the measured levels, and what precision, routing and lag add."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.assemble.collect import read_summary
+    from pipeline.assemble.decomposition import read_levels, view
+    from pipeline.assemble.table1 import rows_of
+
+    results, folder = _results(settings, preset)
+    shown = view(
+        read_levels(folder / "mismatch.json"),
+        rows_of(results, read_summary(folder / "cells.parquet")),
+        results.settings.rollout.dtype,
     )
+    levels, causes = Table(*shown["head"], title="mean |log pi - log mu|"), Table("Cause", "Adds", "Which is")
+    for table, rows in ((levels, shown["rows"]), (causes, shown["causes"])):
+        for row in rows:
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 150).print(table)
+
+
+@app.command()
+def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
+    """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
+    from pipeline.audit.page import audit_stage
+
+    audit_stage(out)
 
 
 @app.command()
@@ -178,9 +217,21 @@ def protocols(
         print(line)
 
 
-def _run_and_layout(settings: Path) -> tuple[config.Settings, Layout]:
-    run = config.read_settings(config.Settings, settings)
-    return run, Layout(run.preset)
+def _run_settings(settings: Path | None, preset: str) -> config.Settings:
+    """The settings of a run: those named, else those of the run of `preset` that was planned last, else config.yaml's."""
+    planned = settings or Layout(preset).settings("run")
+    if settings is None and not planned.exists():
+        return config.load_settings(overrides={"preset": preset})
+    return config.read_settings(config.Settings, planned)
+
+
+def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
+    """What the cells of a run have left on disk, and the folder of its results."""
+    from pipeline.assemble.runs import read_results
+
+    resolved = _run_settings(settings, preset)
+    layout = Layout(resolved.preset)
+    return read_results(layout, resolved), layout.results
 
 
 @app.command()
@@ -198,14 +249,50 @@ def plan_processes(
 
 
 @app.command()
-def watch(
-    preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny",
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
+def plan(
+    preset: Annotated[str | None, typer.Option(help="A preset of config.yaml; config.yaml's own if not given.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="Resolved settings of a run, e.g. state/full/settings/run.json.")] = None,
+    gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
+    response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
+    signal_lead: Annotated[float | None, typer.Option(help="Seconds between a job's signal and its time limit, checked.")] = None,
+    measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
 ) -> None:
-    """Show which cells run, their step, reward, mismatch and the time left."""
+    """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
+    from rich.console import Console
+
+    from pipeline.planning.interval import Interval
+    from pipeline.planning.plan import PlanOptions, plan_stage
+
+    if settings is not None:
+        run = config.read_settings(config.Settings, settings)
+    else:
+        run = config.load_settings(overrides={"preset": preset} if preset else None)
+    tokens = Interval.parse(response_tokens) if response_tokens else None
+    options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
+    plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
+
+
+@app.command()
+def status(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the state of every cell: step, reward, mismatch, last evaluation, lag, time spent and left."""
+    from rich.console import Console
+
+    from pipeline.launch.status import show_status
+
+    show_status(preset, Console(width=None if sys.stdout.isatty() else 120))
+
+
+@app.command()
+def watch(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
+    """Show the table of `status`, live, until every cell is finished; once where the output is not a terminal."""
     from pipeline.launch.watch import watch as show
 
-    show(preset, once or not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        show(preset)
+    else:
+        status(preset)
 
 
 @app.command()

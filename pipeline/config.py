@@ -18,8 +18,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pipeline.artifacts import Cell
-from pipeline.objective.methods import METHODS, Method
+from pipeline.objective.methods import METHODS, VARIANT, Method, method_of
 from pipeline.sections import (
+    CellGroup,
     CellGroups,
     ClusterSettings,
     EvaluationSettings,
@@ -36,11 +37,13 @@ from pipeline.sections import (
     ServerSettings,
     SettingsError,
     TrainerSettings,
+    VariantSettings,
     WarmStartSettings,
     unknown,
 )
 
 Preset = Literal["tiny", "rehearsal", "full"]
+EXTRA_GROUPS = ("ablations", "figure1")  # groups of cells that are run only where `ablations` asks for them
 
 
 class Settings(Section):
@@ -48,7 +51,7 @@ class Settings(Section):
 
     preset: Preset
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    ablations: bool
+    ablations: bool | tuple[str, ...]
     retrain: bool
     problems: ProblemSettings
     published: PublishedSettings
@@ -64,13 +67,19 @@ class Settings(Section):
     cluster: ClusterSettings
     job: JobSettings
     cells: CellGroups
+    variants: dict[Annotated[str, Field(pattern="^[a-z0-9_.-]+$")], VariantSettings]
 
     @model_validator(mode="after")
     def _cells_are_possible(self) -> Settings:
-        for name, group in self.cells:
+        groups = {f"cells.{name}": group for name, group in self.cells} | {f"variants.{n}": v for n, v in self.variants.items()}
+        for name, group in groups.items():
             for lag in group.lags:
                 if lag not in self.lags:
-                    raise ValueError(f"cells.{name}: " + unknown("lag", lag, self.lags))
+                    raise ValueError(f"{name}: " + unknown("lag", lag, self.lags))
+        extra = [*EXTRA_GROUPS, *self.variants]
+        for name in () if isinstance(self.ablations, bool) else self.ablations:
+            if name not in extra:
+                raise ValueError("ablations: " + unknown("group of extra rows", name, extra))
         for name, lag in self.lags.items():
             low, high = lag.range()
             if name not in (str(high), f"{low}-{high}"):
@@ -109,26 +118,66 @@ class Settings(Section):
 
     def all_cells(self) -> list[Cell]:
         """The cells of this run, table rows first, without repeats."""
-        groups = [self.cells.table, self.cells.uncorrected, self.cells.stress]
-        groups += [self.cells.ablations, self.cells.figure1] if self.ablations else []
+        groups: list[tuple[CellGroup, str]] = [
+            (group, "") for group in (self.cells.table, self.cells.uncorrected, self.cells.stress)
+        ]
+        groups += [(getattr(self.cells, name), "") for name in EXTRA_GROUPS if self._wanted(name)]
+        groups += [(v, VARIANT + name) for name, v in self.variants.items() if self._wanted(name) and self._differs(v)]
         return list(
             dict.fromkeys(
-                Cell(method, lag, seed) for seed in self.seeds for group in groups for lag in group.lags for method in group.methods
+                Cell(method + suffix, lag, seed)
+                for seed in self.seeds
+                for group, suffix in groups
+                for lag in group.lags
+                for method in group.methods
             )
         )
 
+    def _wanted(self, extra: str) -> bool:
+        return self.ablations if isinstance(self.ablations, bool) else extra in self.ablations
+
+    def _differs(self, variant: VariantSettings) -> bool:
+        """Whether a variant asks for anything but this run's own settings; where it does not, its rows are the table's."""
+        return any(
+            getattr(getattr(self, section), key, None) != value
+            for section, changes in variant.settings.items()
+            for key, value in changes.items()
+        )
+
     def cell(self, cell: Cell) -> CellSettings:
-        """What one cell reads. Raises SettingsError for an unknown method or lag and for an impossible combination."""
-        if cell.method not in METHODS:
-            raise SettingsError(unknown("method", cell.method, METHODS))
+        """What one cell reads. Raises SettingsError for an unknown method, variant or lag and for an impossible combination."""
+        base, _, variant = cell.method.partition(VARIANT)
+        if base not in METHODS:
+            raise SettingsError(unknown("method", base, METHODS))
+        if variant and variant not in self.variants:
+            raise SettingsError(unknown("variant", variant, list(self.variants)))
         if cell.lag not in self.lags:
             raise SettingsError(unknown("lag", cell.lag, self.lags))
+        plain = self._cell(cell)
+        if not variant:
+            return plain
+        changed = self._with(self.variants[variant])._cell(cell)
+        same = changed.resolved_method() == plain.resolved_method()
+        if same and changed.model_copy(update={"objective": plain.objective}) == plain and _read(changed) == _read(plain):
+            raise SettingsError(f"variants.{variant} changes nothing that {base} reads; take {base} out of its methods")
+        return changed
+
+    def _with(self, variant: VariantSettings) -> Settings:
+        """These settings with a variant's in place of their own."""
+        sections = {
+            name: _validated(type(section), {**section.model_dump(), **over}, f"variants: {name}")
+            for name, over in variant.settings.items()
+            for section in [getattr(self, name)]
+        }
+        return self.model_copy(update=sections)
+
+    def _cell(self, cell: Cell) -> CellSettings:
         return CellSettings(
             method=cell.method,
             lag=cell.lag,
             seed=cell.seed,
             schedule=self.lags[cell.lag],
-            objective=self.objective.model_copy(update=dict.fromkeys(_unread(METHODS[cell.method]))),
+            objective=self.objective.model_copy(update=dict.fromkeys(_unread(method_of(cell.method)))),
             servers=self.servers if self.rollout.engine == "sglang" else None,
             megatron=self.megatron if self.trainer.engine == "megatron" else None,
             cluster=self.cluster if self.rollout.engine == "sglang" or self.trainer.engine == "megatron" else None,
@@ -184,10 +233,15 @@ class CellSettings(Section):
 
         Methods that are written with the proximal policy (TIS, the uncorrected baselines) stay what they are.
         """
-        method = METHODS[self.method]
+        method = method_of(self.method)
         if self.objective.ratio_denominator is None or method.denominator == "proximal":
             return method
         return dataclasses.replace(method, denominator=self.objective.ratio_denominator)
+
+
+def _read(cell: CellSettings) -> dict[str, Any]:
+    """What a cell reads of its objective, the denominator apart, which shows in the resolved method."""
+    return cell.objective.model_dump(exclude={"ratio_denominator"})
 
 
 S = TypeVar("S", bound=Section)
@@ -196,6 +250,17 @@ S = TypeVar("S", bound=Section)
 def fingerprint(section: Section, *content: str) -> str:
     """Twelve hex digits that name these settings (and `content`, hashes of input files): other state is never resumed."""
     return hashlib.sha256("\n".join([section.model_dump_json(), *content]).encode()).hexdigest()[:12]
+
+
+def changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
+    """The settings that differ between two dumps, as "trainer.steps 150, now 200"."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        return [
+            line
+            for key in dict.fromkeys([*now, *then])
+            for line in changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if then == now else [f"{path} {then}, now {now}"]
 
 
 def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -255,6 +320,8 @@ def _explain(kind: type[BaseModel], item: Any, source: str) -> str:
     key = ".".join(map(str, item["loc"])) or "settings"
     if item["type"] == "extra_forbidden":
         return f"{source}: {unknown('key', key, _keys_beside(kind, item['loc']))}"
+    if item["type"] == "missing":
+        return f"{source}: {key} is missing; add it, or let `snakemake -n` write a file of resolved settings again"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{source}: {key}: {message}"

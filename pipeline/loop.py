@@ -173,7 +173,7 @@ class CellRun:
         if self.state.best is None or score > self.state.best[0]:
             self.state.best = score, version
             self._retain("best", version)
-        self.state.examples = self.evaluation.examples(6)
+        self.state.examples = self.evaluation.examples(6, rows)
         self.evaluation = None
 
     def _retain(self, name: str, version: int) -> None:

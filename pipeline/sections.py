@@ -295,6 +295,12 @@ class CellGroup(Section):
         return self
 
 
+class VariantSettings(CellGroup):
+    """Extra rows: `methods` at `lags` with `settings` in place of the same settings of their sections, everything else equal."""
+
+    settings: dict[Literal["objective", "rollout", "trainer"], dict[str, Any]]
+
+
 class CellGroups(Section):
     table: CellGroup
     uncorrected: CellGroup

@@ -1,6 +1,6 @@
 """The paper's claims and the verdict of this run on each: results/reference/claims.yaml holds the rules, cells hold the evidence.
 
-verdict: reproduced | not_reproduced | inconclusive | not_testable. A difference counts only when its interval excludes the
+verdict: reproduced | not-reproduced | inconclusive | not-testable. A difference counts only when its interval excludes the
 threshold.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pipeline.assemble.evidence import STATISTICS, Context, Evidence
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
+from pipeline.assemble.undecided import summary
 from pipeline.assemble.verdicts import Verdict
 from pipeline.sections import unknown
 
@@ -24,6 +25,9 @@ KEYS = {"id", "statement", "source", "origin", "testable_in", "require", "rule"}
 @dataclass(frozen=True)
 class ClaimResult:
     """A claim with its verdict, the reason in one line, and the comparisons behind it.
+
+    power: of an inconclusive claim, the median chance that its undecided comparisons had of deciding for it if the paper's
+    difference were the truth; None where the paper's numbers show none or the claim was decided.
 
     paper_side: how many of the comparisons lie on the claimed side in the paper's own Table 1, e.g. "11 of 13"; "" where it shows
     none.
@@ -35,6 +39,7 @@ class ClaimResult:
     origin: str
     verdict: Verdict
     reason: str
+    power: float | None
     paper_side: str
     evidence: tuple[Evidence, ...]
 
@@ -56,10 +61,13 @@ def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:
     preset = context.results.settings.preset
     if preset not in claim["testable_in"]:
         evidence: list[Evidence] = []
-        verdict, reason = "not_testable", f"not testable in preset {preset}"
+        verdict, reason = "not-testable", f"not testable in preset {preset}"
     else:
         evidence = STATISTICS[rule["statistic"]](rule, context)
         verdict, reason = judge(evidence, float(claim["require"]), pooled=bool(rule.get("pool")))
+    power, resolved = None, ""
+    if verdict == "inconclusive":
+        power, resolved = summary(evidence[-1:] if rule.get("pool") else evidence, rule)
     assert verdict in get_args(Verdict)
     return ClaimResult(
         id=claim["id"],
@@ -67,7 +75,8 @@ def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:
         source=claim["source"],
         origin=claim["origin"],
         verdict=verdict,
-        reason=reason,
+        reason=f"{reason}; {resolved}" if resolved else reason,
+        power=power,
         paper_side=_paper_side(evidence, rule),
         evidence=tuple(evidence),
     )
@@ -80,10 +89,10 @@ def judge(evidence: Sequence[Evidence], require: float, *, pooled: bool = False)
     counts = Counter(item.finding for item in evidence)
     if counts["missing"] + counts["void"] == len(evidence):
         details = ", ".join(dict.fromkeys(item.text for item in evidence))
-        return "not_testable", details or "nothing to compare"
+        return "not-testable", details or "nothing to compare"
     if pooled:
         last = evidence[-1]
-        named: dict[str, Verdict] = {"supports": "reproduced", "contradicts": "not_reproduced"}
+        named: dict[str, Verdict] = {"supports": "reproduced", "contradicts": "not-reproduced"}
         return named.get(last.finding, "inconclusive"), f"{last.name}: {last.text}"
     total = len(evidence) - counts["void"]
     needed = math.ceil(require * total - 1e-9)
@@ -94,7 +103,7 @@ def judge(evidence: Sequence[Evidence], require: float, *, pooled: bool = False)
     if counts["supports"] >= needed:
         return "reproduced", reason
     if counts["contradicts"] > total - needed:
-        return "not_reproduced", reason
+        return "not-reproduced", reason
     return "inconclusive", reason
 
 

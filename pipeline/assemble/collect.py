@@ -1,9 +1,11 @@
 """Cells on disk -> one summary table, a row for every run of the settings: read, missing or damaged.
 
 cells.parquet and cells.csv carry, per run: status and reason; best (as the paper: over distinct versions), best_step, last,
-tail_mean of the held-out curve; fresh_last and fresh_best from the scoring problems; mismatch over the last quarter and the whole
-run; collapse with cause and onset; the realised lag histogram; times and memory. NaN means "not measured", never "not finite":
-non-finite steps are left out of the means and counted in nonfinite_steps.
+tail_mean of the held-out curve; unbiased_best and best_inflation (evaluation/selection.py); from the scoring problems fresh_best,
+and fresh_last with its standard errors (se_sampling: these very problems; se_clustered: problems too) and t interval; mismatch over
+the last quarter and the whole run; collapse with cause and onset, and the step where mismatch leaves its band; the realised lag
+histogram; times and memory. NaN means "not measured", never "not finite": non-finite steps are left out of the means and counted in
+nonfinite_steps.
 """
 
 from __future__ import annotations
@@ -17,33 +19,45 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from pipeline.artifacts import Cell, Layout, atomic_path, write_text
-from pipeline.assemble.collapse import Collapse, find_collapse
-from pipeline.assemble.runs import CellRun, Results, read_results
-from pipeline.config import Settings
-from pipeline.evaluation.estimators import avg_at_k, best_over_versions, pass_at_k, tail_mean
-from pipeline.objective.methods import METHODS
+from pipeline.artifacts import atomic_path, write_text
+from pipeline.assemble.collapse import leaves_band
+from pipeline.assemble.runs import CellRun, Results
+from pipeline.evaluation.estimators import (
+    avg_at_k,
+    best_over_versions,
+    clustered_interval,
+    clustered_standard_error,
+    pass_at_k,
+    sampling_standard_error,
+    tail_mean,
+)
+from pipeline.evaluation.selection import unbiased_best
+from pipeline.objective.methods import method_of
 
 TAIL = 0.25
+SPLIT_SEED = 1729
 
 COLUMNS: dict[str, str] = {
     "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
     "num_evaluations": "Int64", "num_versions": "Int64", "best": "float64", "best_step": "Int64", "last": "float64",
-    "tail_mean": "float64", "fresh_best": "float64", "fresh_last": "float64", "fresh_last_pass_at_k": "float64",
-    "gain_last": "float64", "gain_best": "float64", "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64",
+    "tail_mean": "float64", "unbiased_best": "float64", "best_inflation": "float64", "fresh_best": "float64",
+    "fresh_last": "float64", "fresh_last_pass_at_k": "float64", "fresh_last_se_sampling": "float64",
+    "fresh_last_se_clustered": "float64", "fresh_last_low": "float64", "fresh_last_high": "float64", "gain_last": "float64",
+    "gain_best": "float64", "reward_tail": "float64", "mismatch": "float64", "mismatch_run": "float64",
     "mismatch_peak": "float64", "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str",
-    "onset_step": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64", "lag_mean": "float64", "lag_max": "Int64",
-    "lag_histogram": "str", "response_length_mean": "float64", "truncated_share": "float64", "zero_variance_share": "float64",
-    "clip_share": "float64", "sat_gate_share_max": "float64", "wall_s": "float64", "wait_s": "float64", "train_s": "float64",
-    "publish_s": "float64", "evaluate_s": "float64", "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64",
-    "fingerprint": "str", "git_revision": "str",
+    "onset_step": "Int64", "mismatch_leaves_band": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64",
+    "lag_mean": "float64", "lag_max": "Int64", "lag_histogram": "str", "response_length_mean": "float64",
+    "truncated_share": "float64", "zero_variance_share": "float64", "clip_share": "float64", "sat_gate_share_max": "float64",
+    "wall_s": "float64", "wait_s": "float64", "train_s": "float64", "publish_s": "float64", "evaluate_s": "float64",
+    "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64", "fingerprint": "str", "git_revision": "str",
 }  # fmt: skip
 
 
-def collect_stage(layout: Layout, settings: Settings, parquet: Path, csv: Path) -> pd.DataFrame:
+def collect_stage(results: Results, parquet: Path, csv: Path) -> pd.DataFrame:
     """Summarise every cell of the run into `parquet` and `csv`; returns the table."""
-    table = summarise(read_results(layout, settings))
+    table = summarise(results)
     with atomic_path(parquet) as temporary:
         table.to_parquet(temporary, index=False)
     write_text(csv, table.to_csv(index=False, float_format="%.6g"))
@@ -70,7 +84,7 @@ def summarise(results: Results) -> pd.DataFrame:
     status = {gap.cell: gap.kind for gap in results.gaps if gap.kind in ("missing", "incomplete", "unreadable")}
     rows = []
     for cell in results.settings.all_cells():
-        row: dict[str, Any] = {"method": cell.method, "label": METHODS[cell.method].label, "lag": cell.lag, "seed": cell.seed}
+        row: dict[str, Any] = {"method": cell.method, "label": method_of(cell.method).label, "lag": cell.lag, "seed": cell.seed}
         row |= {"status": status.get(str(cell), "complete"), "reason": "; ".join(reasons.get(str(cell), []))}
         if cell in results.runs:
             row |= summarise_run(results.runs[cell], results)
@@ -84,38 +98,16 @@ def summarise(results: Results) -> pd.DataFrame:
 def summarise_run(run: CellRun, results: Results) -> dict[str, Any]:
     """The numbers of one run, as a row of the summary table."""
     base = {name: avg_at_k(outcomes) for name, outcomes in results.base.items()}
-    nonfinite = nonfinite_steps(run)
     row: dict[str, Any] = _curve_summary(run) | _step_summary(run) | _cost_summary(run.run)
     for name, outcomes in run.score.items():
         row[f"fresh_{name}"] = avg_at_k(outcomes)
         row[f"gain_{name}"] = row[f"fresh_{name}"] - base.get("scoring", np.nan)
     if "last" in run.score:
-        row["fresh_last_pass_at_k"] = pass_at_k(run.score["last"], run.score["last"].shape[1])
-    collapse = collapse_of(run, results)
+        row |= _last_summary(run.score["last"])
+    collapse = results.collapses[run.cell]
     row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
-    return row | {"nonfinite_steps": len(nonfinite), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
-
-
-def collapse_of(run: CellRun, results: Results) -> Collapse:
-    """The collapse rule applied to a run, with the base policy's accuracy where it is known."""
-    base = avg_at_k(results.base["evaluation"]) if "evaluation" in results.base else None
-    return find_collapse(run.accuracy_by_step, run.steps, nonfinite_steps(run), base)
-
-
-def summarise_onsets(results: Results) -> dict[tuple[str, str], list[int]]:
-    """Onset steps of the collapsed runs, by (method, lag)."""
-    onsets: dict[tuple[str, str], list[int]] = {}
-    for cell, run in results.runs.items():
-        collapse = collapse_of(run, results)
-        if collapse.onset_step is not None:
-            onsets.setdefault((cell.method, cell.lag), []).append(collapse.onset_step)
-    return onsets
-
-
-def nonfinite_steps(run: CellRun) -> list[int]:
-    """Steps whose loss or gradient was not finite, by run.json and by the rows."""
-    flagged = run.steps.loc[~run.steps["finite"].astype(bool), "step"].tolist()
-    return sorted({*map(int, flagged), *map(int, run.run.get("nonfinite_steps", []))})
+    row["mismatch_leaves_band"] = leaves_band(mismatch_series(run))
+    return row | {"nonfinite_steps": len(run.nonfinite_steps), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
 
 
 def mismatch_series(run: CellRun, column: str = "mismatch", *, tail: float = 1.0, before: int | None = None) -> pd.Series:
@@ -139,14 +131,29 @@ def lag_histogram(run: CellRun) -> Counter[int]:
     return total
 
 
+def _last_summary(outcomes: NDArray[np.bool_]) -> dict[str, float]:
+    """Fresh samples of the last checkpoint, 0/1 [problems, samples]: pass@k, both standard errors, the run's own interval."""
+    interval = clustered_interval(outcomes)
+    return {
+        "fresh_last_pass_at_k": pass_at_k(outcomes, outcomes.shape[1]),
+        "fresh_last_se_sampling": sampling_standard_error(outcomes),
+        "fresh_last_se_clustered": clustered_standard_error(outcomes),
+        "fresh_last_low": interval.low,
+        "fresh_last_high": interval.high,
+    }
+
+
 def _curve_summary(run: CellRun) -> dict[str, Any]:
     points = run.accuracy_by_step
     best = best_over_versions(points["policy_version"], points["accuracy"])
+    selection = unbiased_best(run.outcomes_by_version, np.random.default_rng(SPLIT_SEED))
     return {
         "num_evaluations": len(points),
         "num_versions": int(points["policy_version"].nunique()),
         "best": float(points["accuracy"].iloc[best]),
         "best_step": int(points["step"].iloc[best]),
+        "unbiased_best": selection.unbiased,
+        "best_inflation": selection.inflation,
         "last": float(points["accuracy"].iloc[-1]),
         "tail_mean": tail_mean(points["step"], points["accuracy"], len(run.steps), TAIL),
     }
@@ -194,8 +201,3 @@ def _finite_mean(values: pd.Series) -> float:
     array = values.to_numpy(dtype=float)
     finite = array[np.isfinite(array)]
     return float(finite.mean()) if len(finite) else float("nan")
-
-
-def cell_of(row: Mapping[str, Any]) -> Cell:
-    """The cell that a row of the summary table describes."""
-    return Cell(str(row["method"]), str(row["lag"]), int(row["seed"]))

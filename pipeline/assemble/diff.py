@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
-from pipeline.artifacts import Layout, read_json, write_json, write_text
+from pipeline.artifacts import read_json, write_json, write_text
 from pipeline.assemble.claims import ClaimResult, evaluate_claims
 from pipeline.assemble.collect import TAIL, mismatch_series, read_summary
+from pipeline.assemble.contrasts import contrasts
+from pipeline.assemble.curves import compare_curves
+from pipeline.assemble.differences import contrast_lines, curve_lines
 from pipeline.assemble.reference import Reference, read_reference
-from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.runs import Results
 from pipeline.assemble.table1 import MISSING, Row, rows_of, small
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS, Verdict, count, weakest
 from pipeline.config import Settings
@@ -70,13 +72,14 @@ class CellDiff:
     verdict: Verdict
 
 
-def diff_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, csv: Path, json: Path) -> dict[str, Any]:
+def diff_stage(results: Results, cells: Path, markdown: Path, csv: Path, json: Path) -> dict[str, Any]:
     """Compare the run (cells.parquet and the cells) with the paper and judge the claims; returns the content of diff.json."""
-    results, reference = read_results(layout, settings), read_reference()
+    settings, reference = results.settings, read_reference()
     rows = rows_of(results, read_summary(cells))
     diffs = [_cell_diff(row, results, reference) for row in rows if reference.row(row.method, row.lag)]
     claims = evaluate_claims(results, reference)
     ranks = rank_correlations(rows, reference)
+    differences, curves = contrasts(results), compare_curves(results, reference)
     content: dict[str, Any] = {
         "preset": settings.preset,
         "comparable": settings.preset == SAME_MODEL,
@@ -85,18 +88,19 @@ def diff_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, 
         "ranks": ranks,
         "cells": [asdict(diff) for diff in diffs],
         "claims": [asdict(claim) for claim in claims],
+        "contrasts": [asdict(item) | {"label": item.label} for item in differences],
+        "curves": [asdict(item) for item in curves],
     }
     content = _finite(content)
     write_text(csv, pd.json_normalize(content["cells"], sep="_").to_csv(index=False, float_format="%.6g"))
-    write_text(markdown, render_markdown(diffs, claims, ranks, settings))
+    page = [render_markdown(diffs, claims, ranks, settings), *contrast_lines(differences), *curve_lines(curves)]
+    write_text(markdown, "\n".join(page) + "\n")
     write_json(json, content)
     return content
 
 
 def diff_exit_status(path: Path, fail_on: Collection[str]) -> int:
-    """1 if any cell or claim of the diff.json at `path` has a verdict in `fail_on`, else 0. Raises ValueError for an unknown
-    verdict.
-    """
+    """1 if a cell or claim of the diff.json at `path` has a verdict in `fail_on`, else 0; raises ValueError for an unknown one."""
     for name in fail_on:
         if name not in VERDICTS:
             raise ValueError(unknown("verdict", name, list(VERDICTS)))
@@ -129,13 +133,13 @@ def _score(row: Row, paper: dict[str, Any], results: Results, reference: Referen
         half = (row.fresh_best_high - row.fresh_best_low) / 2
         ours, low, high = 100 * row.best, 100 * (row.best - half), 100 * (row.best + half)
         compared = "best evaluation, %; reproduced if the paper's lies in our interval"
-        verdict: Verdict = "not_testable" if np.isnan(low) else "reproduced" if low <= paper["aime24"] <= high else "not_reproduced"
+        verdict: Verdict = "not-testable" if np.isnan(low) else "reproduced" if low <= paper["aime24"] <= high else "not-reproduced"
         return Comparison(float(paper["aime24"]), ours, low, high, ours - paper["aime24"], verdict, compared)
     compared = "gain over the base policy, points; reproduced if the interval has the paper's sign"
     gain = float(paper["aime24"]) - reference.base_score
     outcomes = results.scored(row.method, row.lag, "best")
     if outcomes is None or "scoring" not in results.base:
-        return Comparison(gain, None, None, None, None, "not_testable", compared)
+        return Comparison(gain, None, None, None, None, "not-testable", compared)
     interval = paired_difference(outcomes, results.base["scoring"][None], np.random.default_rng(1))
     return _signed(gain, interval, compared, scale=100.0)
 
@@ -144,7 +148,7 @@ def _mismatch(row: Row, paper: dict[str, Any], results: Results, reference: Refe
     """The level at preset full; elsewhere the ratio to GRPO at lag 1."""
     if results.settings.preset == SAME_MODEL:
         ratio, compared = row.mismatch / paper["mismatch"], f"mismatch; reproduced if within a factor {LEVEL_TOLERANCE}"
-        verdict: Verdict = "not_testable" if np.isnan(ratio) else "not_reproduced"
+        verdict: Verdict = "not-testable" if np.isnan(ratio) else "not-reproduced"
         if 1 / LEVEL_TOLERANCE <= ratio <= LEVEL_TOLERANCE:
             verdict = "reproduced"
         difference = row.mismatch - paper["mismatch"]
@@ -158,10 +162,10 @@ def _mismatch(row: Row, paper: dict[str, Any], results: Results, reference: Refe
         for key in ((row.method, row.lag), ANCHOR)
     ]
     if not all(sides) or (row.method, row.lag) == ANCHOR:
-        return Comparison(ratio, None, None, None, None, "not_testable", compared)
+        return Comparison(ratio, None, None, None, None, "not-testable", compared)
     log = log_ratio_of_means(sides[0], sides[1], np.random.default_rng(2))
     result = _signed(float(np.log(ratio)), log, compared)
-    verdict = "not_testable" if 1 / SIDE < ratio < SIDE else result.verdict
+    verdict = "not-testable" if 1 / SIDE < ratio < SIDE else result.verdict
     return Comparison(ratio, float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), None, verdict, compared)
 
 
@@ -170,16 +174,16 @@ def _collapse(row: Row, paper: dict[str, Any]) -> Comparison:
     compared = "collapse mark; share of our seeds"
     mark = float(paper["later_collapse"])
     if row.seeds_read == 0:
-        return Comparison(mark, None, None, None, None, "not_testable", compared)
+        return Comparison(mark, None, None, None, None, "not-testable", compared)
     share = row.collapsed / row.seeds_read
-    verdict: Verdict = "reproduced" if share == mark else "not_reproduced" if share == 1 - mark else "inconclusive"
+    verdict: Verdict = "reproduced" if share == mark else "not-reproduced" if share == 1 - mark else "inconclusive"
     return Comparison(mark, share, None, None, None, verdict, compared)
 
 
 def _signed(paper: float, ours: Interval, compared: str, scale: float = 1.0) -> Comparison:
     """Reproduced if the interval lies on the paper's side of 0, not if on the other, inconclusive across 0."""
     low, high = (ours.low, ours.high) if paper > 0 else (-ours.high, -ours.low)
-    verdict: Verdict = "reproduced" if low > 0 else "not_reproduced" if high < 0 else "inconclusive"
+    verdict: Verdict = "reproduced" if low > 0 else "not-reproduced" if high < 0 else "inconclusive"
     return Comparison(paper, scale * ours.estimate, scale * ours.low, scale * ours.high, None, verdict, compared)
 
 
@@ -195,7 +199,7 @@ def rank_correlations(rows: Sequence[Row], reference: Reference) -> dict[str, di
             known = [(a, b) for a, b in zip(ours, theirs, strict=True) if not np.isnan(a)]
             value = float("nan")
             if len(known) >= 3:
-                value = float(np.corrcoef(*(rankdata(side) for side in zip(*known, strict=True)))[0, 1])
+                value = float(pd.DataFrame(known).rank().corr().iloc[0, 1])
             ranks[f"{name}, lag {lag}"] = {"spearman": value, "n": len(known)}
     return ranks
 

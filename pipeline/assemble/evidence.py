@@ -14,25 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assemble.collect import TAIL, collapse_of, mismatch_series
+from pipeline.assemble.collect import TAIL, mismatch_series
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.evaluation.estimators import Interval, contrast_interval, log_ratio_of_means, t_interval
-from pipeline.objective.methods import METHODS, TABLE_1
+from pipeline.objective.methods import METHODS, TABLE_1, method_of
 
 BASE = "base_policy"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one comparison shows: its name, the numbers as text and as an interval, the finding, and the paper's own value."""
+    """What one comparison shows: its name, the finding, the numbers as text and as an interval, the paper's own value, and how
+    many runs were counted where runs are what is counted.
+    """
 
     name: str
     finding: str
     text: str
     interval: Interval | None = None
     paper: float | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Side:
 
     @property
     def label(self) -> str:
-        return "base policy" if self.method == BASE else f"{METHODS[self.method].label}, lag {self.lag}"
+        return "base policy" if self.method == BASE else f"{method_of(self.method).label}, lag {self.lag}"
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,16 @@ class Context:
 
     def contrast(self, groups: Sequence[tuple[float, NDArray[np.bool_]]]) -> Callable[[float], Interval]:
         """The interval of a weighted sum of accuracies, for any level; every call draws the same problems."""
-        return lambda level: contrast_interval(groups, np.random.default_rng(self.seed), draws=self.draws, level=level)
+        return lambda level: contrast_interval(
+            groups, np.random.default_rng(self.seed), draws=self.draws, level=level, cautious=level > self.level
+        )
 
     def ratio(self, a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> Callable[[float], Interval]:
         """The interval of a ratio of means, for any level."""
 
         def make(level: float) -> Interval:
-            log = log_ratio_of_means(a, b, np.random.default_rng(self.seed), draws=self.draws, level=level)
+            rng = np.random.default_rng(self.seed)
+            log = log_ratio_of_means(a, b, rng, draws=self.draws, level=level, cautious=level > self.level)
             return Interval(
                 float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value
             )
@@ -182,7 +188,7 @@ def collapse(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
             continue
         text = f"{sum(marks)} of {len(marks)} collapsed"
         finding = "undecided" if len(set(marks)) > 1 else "supports" if marks[0] == rule["expect"] else "contradicts"
-        found.append(Evidence(side.label, finding, text, paper=paper))
+        found.append(Evidence(side.label, finding, text, paper=paper, runs=len(marks)))
     return found
 
 
@@ -201,7 +207,7 @@ def rescue(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
         elif all(theirs) and len(set(ours)) == 1:
             found.append(Evidence(name, "contradicts" if ours[0] else "supports", text))
         else:
-            found.append(Evidence(name, "undecided", text))
+            found.append(Evidence(name, "undecided", text, runs=min(len(ours), len(theirs))))
     return found
 
 
@@ -269,14 +275,14 @@ def _outcomes(side: Side, results: Results) -> NDArray[np.bool_] | None:
 
 
 def _collapses(side: Side, results: Results) -> list[bool]:
-    return [collapse_of(run, results).collapsed for run in results.of(side.method, side.lag)]
+    return [results.collapses[run.cell].collapsed for run in results.of(side.method, side.lag)]
 
 
 def _mismatch_of_pair(a: Side, b: Side, window: str, results: Results) -> Sequence[list[NDArray[np.float64]]] | None:
     runs = [results.of(side.method, side.lag) for side in (a, b)]
     end = None
     if window == "before_collapse":
-        onsets = [collapse_of(run, results).onset_step for side in runs for run in side]
+        onsets = [results.collapses[run.cell].onset_step for side in runs for run in side]
         end = min((onset for onset in onsets if onset is not None), default=None)
     series = [[mismatch_series(run, tail=TAIL, before=end).to_numpy() for run in side] for side in runs]
     series = [[values[values > 0] for values in side if np.any(values > 0)] for side in series]

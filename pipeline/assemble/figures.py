@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from pipeline.artifacts import Layout
 from pipeline.assemble import panels, paper_figures
 from pipeline.assemble.drawing import Drawn
 from pipeline.assemble.reference import Reference, read_reference
-from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.assemble.style import drawing, save
 from pipeline.config import Settings
@@ -36,17 +38,35 @@ FIGURES: dict[str, FigureEntry] = {
 }
 
 
-def figures_stage(layout: Layout, settings: Settings, folder: Path, names: Sequence[str] = tuple(FIGURES)) -> list[Path]:
+def figures_stage(results: Results, folder: Path, names: Sequence[str] = tuple(FIGURES)) -> list[Path]:
     """Draw the named figures into `folder`; returns the paths of the PNG files. Raises ValueError for an unknown name."""
     for name in names:
         if name not in FIGURES:
             raise ValueError(unknown("figure", name, FIGURES))
-    results, reference = read_results(layout, settings), read_reference()
+    reference = read_reference()
     for name in names:
         with drawing(name):
             drawn = FIGURES[name].draw(results, reference)
             save(drawn.figure, drawn.data, folder, name)
     return [folder / f"{name}.png" for name in names]
+
+
+def start_drawing(results: Results, folder: Path) -> list[BaseProcess]:
+    """Draw all figures in processes of their own, at most one a core; forked, so that the cells need not travel."""
+    context, names = multiprocessing.get_context("fork"), list(FIGURES)
+    count = min(2, os.cpu_count() or 1)
+    processes = [context.Process(target=figures_stage, args=(results, folder, names[i::count])) for i in range(count)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish_drawing(processes: Sequence[BaseProcess]) -> None:
+    """Wait for the figures. Raises ValueError where one was not drawn; the process has said why."""
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise ValueError("a figure was not drawn; the traceback above says why")
 
 
 def captions(settings: Settings, reference: Reference) -> dict[str, str]:

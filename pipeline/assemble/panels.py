@@ -6,7 +6,7 @@ from collections import Counter
 
 import pandas as pd
 
-from pipeline.assemble.collect import lag_histogram, summarise_onsets
+from pipeline.assemble.collect import lag_histogram
 from pipeline.assemble.drawing import WINDOW, Drawn, cross_handle, draw_curve, log_axis, mark_collapses, panels, side_legend
 from pipeline.assemble.paper_figures import MISMATCH, finish
 from pipeline.assemble.reference import Reference
@@ -14,7 +14,7 @@ from pipeline.assemble.runs import Results
 from pipeline.assemble.series import CSV_COLUMNS, Curve, accuracy_curve, gated_share_limit, step_curve, tidy
 from pipeline.assemble.style import PAPER, colour, nothing, pattern, tint
 from pipeline.evaluation.estimators import avg_at_k
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import METHODS, method_of
 from pipeline.rollout.schedule import Schedule
 
 STRESS_LAG = "8-15"
@@ -24,7 +24,7 @@ SAT = tuple(name for name, method in METHODS.items() if method.clip_rule == "sat
 def stress_panel(results: Results, reference: Reference) -> Drawn:
     """Reward, held-out accuracy and mismatch of the stress cells under the Figure-1 reading of lag 8; Table 1 has them all."""
     figure, axes = panels(1, 3, 13.5, 4.0, right=2.0)
-    onsets = summarise_onsets(results)
+    onsets = results.onsets
     rows, mismatches = [], []
     for method in results.settings.cells.stress.methods:
         curves: list[tuple[int, Curve | None, int]] = [
@@ -36,7 +36,7 @@ def stress_panel(results: Results, reference: Reference) -> Drawn:
             if curve is None:
                 continue
             rows.append(curve.rows())
-            draw_curve(axes[0, column], curve, colour(method), pattern(method), METHODS[method].label, window=window)
+            draw_curve(axes[0, column], curve, colour(method), pattern(method), method_of(method).label, window=window)
             mark_collapses(axes[0, column], results, onsets, curve, colour(method))
             if column == 2:
                 mismatches.append(curve.values)
@@ -71,7 +71,7 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
             draw_curve(spread, curve, tint(colour(shown), share), "-", text, window=WINDOW)
             spreads.append(curve.smoothed(WINDOW).values)
     for method in SAT:
-        label = METHODS[method].label
+        label = method_of(method).label
         for panel, name, style in ((quantile, "sat_quantile", pattern(method)), (gate, "sat_gate_share", pattern(method)),
                                    (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-")):  # fmt: skip
             curve = step_curve(results, method, lag, name)
@@ -88,7 +88,7 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
         radius.axhline(limit, color=PAPER, linewidth=1.2, linestyle=":")
     log_axis(spread, spreads)
     log_axis(quantile, quantiles)
-    finish(spread, results, f"a  |d| of {METHODS[shown].label}, lag {lag}", "|log-ratio|")
+    finish(spread, results, f"a  |d| of {method_of(shown).label}, lag {lag}", "|log-ratio|")
     finish(quantile, results, f"b  q, the {1 - limit_share:g} quantile of |d|", "q")
     finish(gate, results, "c  gated share of the tokens", "share")
     finish(radius, results, "d  mean clip radius (dotted: low, solid: high)", "radius")

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.assemble.collect import summarise_onsets
 from pipeline.assemble.drawing import (
     WINDOW,
     Drawn,
@@ -24,8 +23,8 @@ from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import CSV_COLUMNS, accuracy_curve, paper_rows, step_curve, tidy
 from pipeline.assemble.style import PAPER, colour, nothing, pattern, tint
-from pipeline.evaluation.estimators import avg_at_k, hierarchical_interval
-from pipeline.objective.methods import METHODS, TABLE_1
+from pipeline.evaluation.estimators import avg_at_k
+from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 
 LAGS = ("1", "8")
 LAG_PATTERNS = {"1": (0, (4, 1.5)), "8": "-"}
@@ -53,7 +52,7 @@ def figure3(results: Results, reference: Reference) -> Drawn:
     figure, axes = panels(1, 2, 11.5, 3.9, between=1.6, right=0.8)
     panel, rows = axes[0, 0], []
     second = paper_axis(panel, "paper: AIME24, %")
-    onsets = summarise_onsets(results)
+    onsets = results.onsets
     for lag in LAGS:
         curve = accuracy_curve(results, "gspo", lag)
         rows.append(draw_paper(second, reference, results.settings.trainer.steps, "3", "gspo", lag, "aime24", LAG_PATTERNS[lag]))
@@ -94,7 +93,7 @@ def lag_pair(
                 curve,
                 lag_colour(method, lag),
                 LAG_PATTERNS[lag],
-                f"{METHODS[method].label}, lag {lag}",
+                f"{method_of(method).label}, lag {lag}",
                 window=WINDOW,
                 raw=True,
             )
@@ -109,7 +108,7 @@ def lag_pair(
 def figure4(results: Results, reference: Reference) -> Drawn:
     """Mismatch of every method: a at lag 1, b at lag 8; our cells above, the paper's curves below."""
     figure, axes = panels(2, 2, 12.0, 7.4, right=2.1)
-    methods = [*TABLE_1, *(method for method, _ in results.rows() if method not in TABLE_1)]
+    methods = [*TABLE_1, *(method for method, _ in results.rows() if method not in TABLE_1 and VARIANT not in method)]
     methods = list(dict.fromkeys(methods))
     rows: list[pd.DataFrame] = []
     for column, (lag, source) in enumerate(zip(LAGS, ("4a", "4b"), strict=True)):
@@ -119,7 +118,7 @@ def figure4(results: Results, reference: Reference) -> Drawn:
             curve = step_curve(results, method, lag, "mismatch", first_of_batch=True)
             if curve is not None:
                 rows.append(curve.rows())
-                draw_curve(ours, curve, colour(method), pattern(method), METHODS[method].label, window=WINDOW)
+                draw_curve(ours, curve, colour(method), pattern(method), method_of(method).label, window=WINDOW)
                 drawn.append(curve.smoothed(WINDOW).values)
             paper = draw_published(theirs, reference, source, method, lag)
             rows.append(paper)
@@ -155,11 +154,10 @@ def figure5(results: Results, reference: Reference) -> Drawn:
                 theirs.bar(index + offset, paper["aime24"], **look)
                 theirs.text(index + offset, paper["aime24"] + 0.3, f"{paper['aime24']:.1f}", ha="center", fontsize=8)
                 rows.append(_bar("paper, table 1", method, lag, "best", paper["aime24"]))
-            outcomes = results.scored(method, lag, "last")
-            if outcomes is None:
+            interval = results.accuracy_interval(method, lag, "last")
+            if np.isnan(interval.estimate):
                 ours.text(index + offset, 1, "–", ha="center", color=PAPER)
                 continue
-            interval = hierarchical_interval(outcomes, np.random.default_rng(5))
             mean, low, high = (100 * value for value in (interval.estimate, interval.low, interval.high))
             ours.bar(index + offset, mean, **look)
             ours.errorbar(index + offset, mean, yerr=[[mean - low], [high - mean]], color=PAPER, capsize=2.5, linewidth=1.2)
@@ -180,7 +178,7 @@ def figure5(results: Results, reference: Reference) -> Drawn:
     ):
         panel.set_title(title)
         panel.set_ylabel(label)
-        panel.set_xticks(range(len(FIGURE_5)), [METHODS[method].label.replace(" w/ ", "\nw/ ") for method in FIGURE_5])
+        panel.set_xticks(range(len(FIGURE_5)), [method_of(method).label.replace(" w/ ", "\nw/ ") for method in FIGURE_5])
         panel.grid(axis="x", visible=False)
         if base is not None:
             panel.axhline(base, color=PAPER, linestyle=":", linewidth=1.3)

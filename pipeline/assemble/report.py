@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +19,66 @@ from markupsafe import Markup
 from pipeline.artifacts import Layout, read_json, write_text
 from pipeline.assemble.collapse import RULE
 from pipeline.assemble.collect import read_summary
+from pipeline.assemble.cost import cost_rows, cost_totals, planned_and_measured
+from pipeline.assemble.decomposition import read_levels, view
 from pipeline.assemble.diff import DIFFERENT_SCALE, Comparison, cell_texts
+from pipeline.assemble.differences import CONTRAST_HEAD, CONTRAST_NOTE, CURVE_HEAD, CURVE_NOTE, contrast_rows, curve_rows, from_json
 from pipeline.assemble.figures import FIGURES, captions
+from pipeline.assemble.markdown import table
+from pipeline.assemble.presets import side_by_side
 from pipeline.assemble.reference import Reference, read_reference
-from pipeline.assemble.runs import Results, read_results
+from pipeline.assemble.responses import disagreements, examples
+from pipeline.assemble.runs import Results
 from pipeline.assemble.style import GRID, INK
 from pipeline.assemble.table1 import MISSING, Row, blocks, cells_of, leaders, notes, render_markdown, rows_of
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS
 from pipeline.config import Settings
 from pipeline.evaluation.estimators import avg_at_k
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
-COLUMN_NAMES = ("Best", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
-OUTCOME_ORDER = ("correct", "incorrect", "no_answer", "timeout", "error")
-NUM_EXAMPLES = 8
+COLUMN_NAMES = ("Best", "Unbiased", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
 
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What the report is made from: the cells, their summary, diff.json, and the folder of the figures."""
+    """What the report is made from: the cells, their summary, diff.json and diff.md, the folder of the figures, and the folder
+    where a run may have left plan.json and mismatch.json.
+    """
 
     results: Results
     reference: Reference
     cells: pd.DataFrame
     rows: Sequence[Row]
     diff: Mapping[str, Any]
+    diff_page: str
     figures: Path
+    folder: Path
 
 
-def report_stage(layout: Layout, settings: Settings, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
-    """Write the report from cells.parquet, diff.json, the folder `figures`, and the cells on disk."""
-    results, table = read_results(layout, settings), read_summary(cells)
-    inputs = ReportInputs(results, read_reference(), table, rows_of(results, table), read_json(diff), figures)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def report_stage(results: Results, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
+    """Write the report from cells.parquet, diff.json with diff.md beside it, the folder `figures`, and the cells on disk."""
+    table, content = read_summary(cells), read_json(diff)
+    page_text = diff.with_suffix(".md").read_text(encoding="utf-8")
+    rows = rows_of(results, table)
+    inputs = ReportInputs(
+        results, read_reference(), table, rows, content, page_text, figures, Layout(results.settings.preset).results
     )
-    write_text(html, environment.get_template("report.html.j2").render(page(inputs)))
-    write_text(markdown, report_markdown(inputs, markdown.parent))
+    shown = page(inputs)
+    write_text(html, _template("report.html.j2", autoescape=True).render(shown))
+    write_text(markdown, _template("report.md.j2", autoescape=False).render(shown | page_in_markdown(inputs, markdown.parent)))
+
+
+def _template(name: str, *, autoescape: bool) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    return jinja2.Environment(loader=loader, autoescape=autoescape, **options).get_template(name)
 
 
 def page(inputs: ReportInputs) -> dict[str, Any]:
     """Everything the template shows, as text and numbers."""
     settings = inputs.results.settings
     read = inputs.cells[inputs.cells["status"] == "complete"]
+    differences, curves = from_json(inputs.diff)
     return {
         "settings": settings,
         "comparable": inputs.diff["comparable"],
@@ -85,6 +97,11 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "notes": notes(inputs.rows, inputs.results),
         "diffs": diff_rows(inputs.diff),
         "ranks": inputs.diff["ranks"],
+        "contrasts": {"head": CONTRAST_HEAD, "rows": contrast_rows(differences), "note": CONTRAST_NOTE},
+        "curves": {"head": CURVE_HEAD, "rows": curve_rows(curves), "note": CURVE_NOTE},
+        "presets": side_by_side(settings.preset, dict(inputs.diff)),
+        "mismatch": view(read_levels(inputs.folder / "mismatch.json"), inputs.rows, settings.rollout.dtype),
+        "plan": planned_and_measured(inputs.folder / "plan.json", read),
         "figures": figure_views(inputs),
         "costs": cost_rows(read),
         "totals": cost_totals(read),
@@ -93,6 +110,7 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "setting_groups": setting_groups(settings),
         "environment": environment_rows(inputs.results),
         "examples": examples(inputs.results),
+        "disagreements": disagreements(inputs.results),
         "paper": inputs.reference.claims["paper"],
     }
 
@@ -109,7 +127,7 @@ def table_blocks(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 for lag in block.lags
                 for index, text in enumerate(cells_of(by_key.get((method, lag))))
             ]
-            lines.append({"label": METHODS[method].label, "cells": cells})
+            lines.append({"label": method_of(method).label, "cells": cells})
         views.append({"title": block.title, "lags": block.lags, "lines": lines})
     return views
 
@@ -150,38 +168,6 @@ def inline_svg(text: str, name: str, title: str) -> Markup:
     body = body.replace(INK, "currentColor").replace(GRID, "var(--grid)")
     label = Markup.escape(title)
     return Markup(f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{view[1]}" role="img" aria-label="{label}">{body}')
-
-
-def cost_rows(read: pd.DataFrame) -> list[dict[str, str]]:
-    """Time and memory of every run that was read."""
-    return [
-        {
-            "label": row["label"],
-            "lag": row["lag"],
-            "seed": str(row["seed"]),
-            "wall": _seconds(row["wall_s"]),
-            "train": _seconds(row["train_s"]),
-            "wait": _seconds(row["wait_s"]),
-            "evaluate": _seconds(row["evaluate_s"]),
-            "cpu": _seconds(row["cpu_s"]),
-            "memory": MISSING if pd.isna(row["peak_memory_bytes"]) else f"{row['peak_memory_bytes'] / 2**30:.2f}",
-            "resumed": str(int(row["resumed"])) if row["resumed"] else "",
-            "length": f"{row['response_length_mean']:.1f}",
-            "truncated": f"{row['truncated_share']:.1%}",
-            "lag_mean": f"{row['lag_mean']:.2f}",
-        }
-        for row in read.to_dict("records")
-    ]
-
-
-def cost_totals(read: pd.DataFrame) -> dict[str, str]:
-    memory = read["peak_memory_bytes"].max() if len(read) else pd.NA
-    return {
-        "wall": _duration(read["wall_s"].sum()),
-        "cpu": _duration(read["cpu_s"].sum()),
-        "median": _seconds(read["cpu_s"].median()) if len(read) else MISSING,
-        "memory": MISSING if pd.isna(memory) else f"{memory / 2**30:.2f} GiB",
-    }
 
 
 def trouble(read: pd.DataFrame) -> list[dict[str, str]]:
@@ -225,68 +211,25 @@ def environment_rows(results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def examples(results: Results) -> list[dict[str, Any]]:
-    """A few graded responses: from several runs in turn, early and late, one outcome after the other."""
-    pool = [
-        {
-            "cell": f"{METHODS[cell.method].label}, lag {cell.lag}, seed {cell.seed}",
-            **example,
-            "version": example.get("policy_version"),
-        }
-        for cell, run in sorted(results.runs.items())
-        for example in run.run.get("examples", [])
-    ]
-    pool.sort(key=lambda item: OUTCOME_ORDER.index(item["outcome"]) if item["outcome"] in OUTCOME_ORDER else len(OUTCOME_ORDER))
-    by_outcome = [list(group) for _, group in groupby(pool, key=lambda item: item["outcome"])]
-    chosen: list[dict[str, Any]] = []
-    for turn in range(NUM_EXAMPLES):
-        for group in by_outcome:
-            index = turn * max(1, len(group) // 4)
-            if len(chosen) < NUM_EXAMPLES and index < len(group):
-                chosen.append(group[index])
-    return chosen
-
-
-def report_markdown(inputs: ReportInputs, folder: Path) -> str:
-    """The report as Markdown, with the figures linked."""
-    settings, diff = inputs.results.settings, inputs.diff
-    read = inputs.cells[inputs.cells["status"] == "complete"]
-    counts = ", ".join(f"{number} {WORDS[name]}" for name, number in diff["summary"]["claims"].items())
-    parts = [f"# Report, preset {settings.preset}", "", f"Claims: {counts}. Runs read: {len(read)} of {len(inputs.cells)}.", ""]
-    parts += [] if diff["comparable"] else [f"**{DIFFERENT_SCALE}**", ""]
-    parts += ["| | Claim | Verdict | Numbers |", "|---|---|---|---|"]
-    parts += [f"| {SIGNS[c['verdict']]} | {c['statement']} | {WORDS[c['verdict']]} | {c['reason']} |" for c in diff["claims"]]
-    parts += ["", render_markdown(inputs.rows, inputs.results).replace("\n## ", "\n### ").replace("# Table 1,", "## Table 1,", 1)]
-    texts = captions(settings, inputs.reference)
+def page_in_markdown(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
+    """What the Markdown page has as text where the HTML page has a layout: Table 1, the comparison, links to the figures."""
+    texts = captions(inputs.results.settings, inputs.reference)
+    pictures = []
     for name, entry in FIGURES.items():
         path = inputs.figures / f"{name}.png"
         link = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
-        picture = f"![{entry.title}]({link})" if path.exists() else "(not drawn)"
-        parts += [f"## {entry.title}", "", picture, "", texts[name], ""]
-    parts += ["## Missing and failed", ""]
-    parts += [f"- {gap.cell}: {gap.kind}, {gap.reason}" for gap in inputs.results.gaps] or ["- nothing"]
-    parts += [f"- {row['label']}, lag {row['lag']}, seed {row['seed']}: {row['text']}" for row in trouble(read)]
-    total = cost_totals(read)
-    parts += [
-        "",
-        "## Cost",
-        "",
-        f"{len(read)} runs: {total['wall']} wall, {total['cpu']} CPU; largest memory {total['memory']}.",
-        "",
-    ]
-    return "\n".join(parts)
-
-
-def _seconds(value: float) -> str:
-    return MISSING if pd.isna(value) else f"{value:.1f}"
-
-
-def _duration(seconds: float) -> str:
-    """A time in the largest fitting unit."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+        shown = f"![{entry.title}]({link})" if path.exists() else "(not drawn)"
+        pictures.append({"title": entry.title, "picture": shown, "caption": texts[name]})
+    presets = side_by_side(inputs.results.settings.preset, dict(inputs.diff))
+    rows = presets["rows"] if presets else []
+    presets_rows = [[row["statement"], *(WORDS.get(verdict, MISSING) for verdict in row["verdicts"])] for row in rows]
+    return {
+        "table1": render_markdown(inputs.rows, inputs.results).split("\n", 1)[1].replace("\n## ", "\n### ").strip(),
+        "comparison": inputs.diff_page.split("\n", 1)[1].replace("\n### ", "\n#### ").replace("\n## ", "\n### ").strip(),
+        "pictures": pictures,
+        "presets_rows": presets_rows,
+        "table": lambda head, rows: "\n".join(table(head, rows)),
+    }
 
 
 def _setting(value: Any) -> str:

@@ -7,7 +7,7 @@ nothing is dropped without being listed. Reading checks shapes once, so that eve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Cell, Layout
-from pipeline.config import Settings
+from pipeline.assemble.collapse import Collapse, find_collapse
+from pipeline.config import Settings, changed_settings
+from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
+
+INTERVAL_SEED = 26071
 
 # what the assembly reads; cells may record more
 STEP_COLUMNS = (
@@ -40,6 +44,7 @@ STEP_COLUMNS = (
     *("sat_quantile", "sat_gate_share", "sat_radius_low", "sat_radius_high"),
 )
 EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
+RECORDED_SINCE = ("correct_strict",)  # read where a cell has it
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 RUN_KEYS = ("method", "lag", "seed", "settings", "fingerprint", "wall_s", "steps")
 
@@ -80,6 +85,21 @@ class CellRun:
         )
 
     @cached_property
+    def nonfinite_steps(self) -> list[int]:
+        """Steps whose loss or gradient was not finite, by run.json and by the rows."""
+        flagged = self.steps.loc[~self.steps["finite"].astype(bool), "step"].tolist()
+        return sorted({*map(int, flagged), *map(int, self.run.get("nonfinite_steps", []))})
+
+    @cached_property
+    def outcomes_by_version(self) -> NDArray[np.bool_]:
+        """Held-out outcomes [versions, problems, samples] of every version that was evaluated, each once, in order of the steps."""
+        rows = self.evaluations[~self.evaluations["repeated"].to_numpy(dtype=bool)]
+        problem, problems = pd.factorize(rows["problem_id"], sort=True)
+        sample, samples = pd.factorize(rows["sample"], sort=True)
+        order = np.lexsort((sample, problem, rows["step"].to_numpy()))
+        return rows["correct"].to_numpy(dtype=bool)[order].reshape(-1, len(problems), len(samples))
+
+    @cached_property
     def score(self) -> Mapping[str, NDArray[np.bool_]]:
         """Fresh outcomes [problems, samples] by checkpoint (best, last), problems in order of their id; empty where not scored."""
         if self.scores is None:
@@ -104,6 +124,37 @@ class Results:
         """Fresh outcomes [seeds, problems, samples] of a method at a lag; None where no seed is scored."""
         scores = [run.score[checkpoint] for run in self.of(method, lag) if checkpoint in run.score]
         return np.stack(scores) if scores else None
+
+    @cached_property
+    def collapses(self) -> Mapping[Cell, Collapse]:
+        """The collapse rule applied to every run, with the base policy's accuracy where it is known."""
+        base = avg_at_k(self.base["evaluation"]) if "evaluation" in self.base else None
+        return {cell: find_collapse(run.accuracy_by_step, run.steps, run.nonfinite_steps, base) for cell, run in self.runs.items()}
+
+    @cached_property
+    def onsets(self) -> Mapping[tuple[str, str], list[int]]:
+        """Onset steps of the collapsed runs, by (method, lag)."""
+        onsets: dict[tuple[str, str], list[int]] = {}
+        for cell, collapse in self.collapses.items():
+            if collapse.onset_step is not None:
+                onsets.setdefault((cell.method, cell.lag), []).append(collapse.onset_step)
+        return onsets
+
+    def accuracy_interval(self, method: str, lag: str, checkpoint: str) -> Interval:
+        """Fresh accuracy with its 95 % interval over seeds and problems; NaN where no seed is scored."""
+        key = (method, lag, checkpoint)
+        if key not in self._intervals:
+            outcomes = self.scored(method, lag, checkpoint)
+            self._intervals[key] = (
+                Interval(np.nan, np.nan, np.nan, 0.95, ())
+                if outcomes is None
+                else hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
+            )
+        return self._intervals[key]
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, str, str], Interval]:
+        return {}
 
     def rows(self) -> list[tuple[str, str]]:
         """The (method, lag) pairs this run is made of, in the order of the settings."""
@@ -139,7 +190,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
     if absent:
         raise ValueError(f"run.json lacks {', '.join(absent)}")
     steps = _read_table(folder / "steps.parquet", STEP_COLUMNS)
-    evaluations = _read_table(folder / "evals.parquet", EVALUATION_COLUMNS)
+    evaluations = _read_table(folder / "evals.parquet", EVALUATION_COLUMNS, RECORDED_SINCE)
     if len(steps) == 0 or len(evaluations) == 0:
         raise ValueError(f"{len(steps)} steps and {len(evaluations)} evaluation rows; a finished cell has both")
     _check_shape(evaluations, "step", settings.problems.evaluation_count, settings.evaluation.num_samples, "evals.parquet")
@@ -150,7 +201,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
         _check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, "scores.parquet")
     else:
         gaps.append(Gap(str(cell), "unscored", "no scores.parquet: fresh accuracy of the last and the best checkpoint is missing"))
-    changed = _changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))
+    changed = changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))
     if changed:
         gaps.append(Gap(str(cell), "settings", "made with other settings: " + "; ".join(changed[:4])))
     return CellRun(cell, run, steps.sort_values("step", ignore_index=True), evaluations, scores), gaps
@@ -165,12 +216,12 @@ def outcome_matrix(rows: pd.DataFrame) -> NDArray[np.bool_]:
     return outcomes
 
 
-def _read_table(path: Path, columns: Iterable[str]) -> pd.DataFrame:
+def _read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
     if not path.exists():
         raise ValueError(f"{path.name} is missing beside run.json")
     with pq.ParquetFile(path, memory_map=True) as file:
         present = set(file.schema_arrow.names)
-        table = file.read(columns=[name for name in columns if name in present], use_threads=False)
+        table = file.read(columns=[name for name in (*columns, *optional) if name in present], use_threads=False)
     absent = [name for name in columns if name not in present]
     if absent:
         raise ValueError(f"{path.name} lacks the columns {', '.join(absent)}")
@@ -214,17 +265,6 @@ def _read_base(layout: Layout, settings: Settings) -> tuple[dict[str, NDArray[np
     except (OSError, ValueError, pa.ArrowException) as error:
         return {}, [Gap("base_policy", "unreadable", _one_line(error))]
     return base, []
-
-
-def _changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
-    """The settings that differ, as "trainer.steps 150, now 200"."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        return [
-            line
-            for key in dict.fromkeys([*now, *then])
-            for line in _changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if then == now else [f"{path} {then}, now {now}"]
 
 
 def _extra_cells(layout: Layout, settings: Settings) -> list[str]:

@@ -22,7 +22,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pipeline.artifacts import atomic_path, write_text
-from pipeline.objective.methods import METHODS
+from pipeline.objective.methods import method_of
 
 INK = "#22272e"
 GRID = "#d9dee4"
@@ -36,6 +36,7 @@ FAMILY_COLOURS = {
     ("sequence", "sat"): "#D55E00",
 }
 UNCORRECTED = "#CC79A7"
+PADDING = 0.08  # inches around a saved figure
 
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -61,8 +62,6 @@ RC: dict[str, Any] = {
     "legend.fontsize": 9.5,
     "figure.dpi": 110,
     "savefig.dpi": 150,
-    "savefig.bbox": "tight",  # legends and labels beside the axes are never cut off
-    "savefig.pad_inches": 0.08,
     "svg.fonttype": "path",
     "path.simplify": True,
 }
@@ -70,26 +69,21 @@ RC: dict[str, Any] = {
 
 def colour(method: str) -> str:
     """The colour of a method: by ratio and clip rule; the uncorrected baselines have their own."""
-    entry = METHODS[method]
-    if is_uncorrected(method):
+    entry = method_of(method)
+    if entry.uncorrected:
         return UNCORRECTED
     return FAMILY_COLOURS[entry.granularity, entry.clip_rule]
 
 
 def pattern(method: str) -> Any:
     """The line pattern of a method: plain solid, R3 dashed, TIS dotted, TIS with R3 dash-dotted; uncorrected by base."""
-    entry = METHODS[method]
+    entry = method_of(method)
     replay, truncated = entry.routing_replay, entry.truncated_importance_sampling
-    if is_uncorrected(method) and entry.granularity == "sequence":
+    if entry.uncorrected and entry.granularity == "sequence":
         return (0, (6, 1, 1, 1, 1, 1))
     return {(False, False): "-", (True, False): (0, (5, 1.6)), (False, True): (0, (1, 1.2)), (True, True): (0, (5, 1.4, 1, 1.4))}[
         replay, truncated
     ]
-
-
-def is_uncorrected(method: str) -> bool:
-    entry = METHODS[method]
-    return entry.denominator == "proximal" and not entry.truncated_importance_sampling
 
 
 def tint(name: str, share: float = 0.5) -> tuple[float, float, float]:
@@ -108,11 +102,15 @@ def drawing(name: str) -> Iterator[None]:
 
 
 def save(figure: Figure, data: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write name.png, name.svg and name.csv (the plotted data) into `folder`, atomically, and close the figure."""
+    """Write name.png, name.svg and name.csv (the plotted data) into `folder`, atomically, and close the figure.
+
+    Legends and labels beside the axes are never cut off: what is saved is measured once, for both files.
+    """
+    frame = figure.get_tightbbox().padded(PADDING)
     with atomic_path(folder / f"{name}.svg") as temporary:
-        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(temporary, format="svg", bbox_inches=frame, transparent=True, metadata={"Date": None, "Creator": None})
     with atomic_path(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", facecolor="white", metadata={"Software": None})
+        figure.savefig(temporary, format="png", bbox_inches=frame, facecolor="white", metadata={"Software": None})
     write_text(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     plt.close(figure)
 

@@ -1,8 +1,8 @@
 """Table 1: method rows x lags, in the paper's layout, from whatever cells exist; as Markdown, CSV and LaTeX.
 
-Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines at the same lags; and every row at another lag (the
-stress panel at lags 8 to 15). Accuracies are means over the seeds in %; the interval belongs to the fresh accuracy of the last
-checkpoint.
+Blocks: the paper's thirteen rows at lags 1 and 8; the uncorrected baselines and further methods there; every row at another lag
+(the stress panel at lags 8 to 15); and the variants, one setting changed. Accuracies are means over the seeds in %; the interval
+belongs to the fresh accuracy of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.artifacts import Layout, write_text
+from pipeline.artifacts import write_text
 from pipeline.assemble.collect import read_summary
-from pipeline.assemble.runs import Results, read_results
-from pipeline.config import Settings
-from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
-from pipeline.objective.methods import METHODS, TABLE_1
+from pipeline.assemble.runs import Results
+from pipeline.evaluation.estimators import avg_at_k
+from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 
 LAGS = ("1", "8")
 MISSING = "–"
-INTERVAL_SEED = 26071
+COLUMNS = ("best", "unbiased best", "last", "tail mean", "fresh last", "mismatch", "collapsed")
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Row:
     seeds_expected: int
     best: float
     best_step: str
+    unbiased_best: float
+    best_inflation: float
     last: float
     tail_mean: float
     fresh_best: float
@@ -66,9 +67,8 @@ class Block:
     methods: tuple[str, ...]
 
 
-def table1_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path, csv: Path, latex: Path) -> list[Row]:
+def table1_stage(results: Results, cells: Path, markdown: Path, csv: Path, latex: Path) -> list[Row]:
     """Write Table 1 in three forms from the summary table `cells` (cells.parquet) and the cells' scores; returns its rows."""
-    results = read_results(layout, settings)
     rows = rows_of(results, read_summary(cells))
     write_text(markdown, render_markdown(rows, results))
     write_text(csv, pd.DataFrame([asdict(row) for row in rows]).to_csv(index=False, float_format="%.6g"))
@@ -77,10 +77,14 @@ def table1_stage(layout: Layout, settings: Settings, cells: Path, markdown: Path
 
 
 def block_of(method: str, lag: str) -> str:
-    """The block a row belongs to: table | uncorrected | stress."""
+    """The block a row belongs to: table | uncorrected | further | stress | variants."""
+    if VARIANT in method:
+        return "variants"
     if lag not in LAGS:
         return "stress"
-    return "table" if method in TABLE_1 else "uncorrected"
+    if method in TABLE_1:
+        return "table"
+    return "uncorrected" if method_of(method).uncorrected else "further"
 
 
 def blocks(rows: Sequence[Row]) -> list[Block]:
@@ -88,7 +92,9 @@ def blocks(rows: Sequence[Row]) -> list[Block]:
     titles = {
         "table": "Table 1",
         "uncorrected": "Baselines without any staleness correction (the ratio's denominator is the trainer's own log-probs)",
+        "further": "Further methods",
         "stress": "Stress panel: several optimizer steps per rollout batch",
+        "variants": "Ablations: one setting changed",
     }
     found = []
     for name, title in titles.items():
@@ -108,18 +114,20 @@ def rows_of(results: Results, cells: pd.DataFrame) -> list[Row]:
 
 def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
     read = cells[cells["status"] == "complete"]
-    fresh = {name: _interval(results, method, lag, name) for name in ("best", "last")}
+    fresh = {name: results.accuracy_interval(method, lag, name) for name in ("best", "last")}
     onsets = read.loc[read["collapsed"].fillna(False).astype(bool), "onset_step"]
     mismatches = read["mismatch"].dropna()
     return Row(
         method=method,
-        label=METHODS[method].label,
+        label=method_of(method).label,
         lag=lag,
         block=block_of(method, lag),
         seeds_read=len(read),
         seeds_expected=len(cells),
         best=float(read["best"].mean()),
         best_step=_join(read["best_step"]),
+        unbiased_best=float(read["unbiased_best"].mean()),
+        best_inflation=float(read["best_inflation"].mean()),
         last=float(read["last"].mean()),
         tail_mean=float(read["tail_mean"].mean()),
         fresh_best=fresh["best"].estimate,
@@ -137,13 +145,6 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str) -> Row:
         onset_step=_join(onsets),
         nonfinite_steps=int(read["nonfinite_steps"].fillna(0).sum()),
     )
-
-
-def _interval(results: Results, method: str, lag: str, checkpoint: str) -> Interval:
-    outcomes = results.scored(method, lag, checkpoint)
-    if outcomes is None:
-        return Interval(np.nan, np.nan, np.nan, 0.95, ())
-    return hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
 
 
 def _join(values: pd.Series) -> str:
@@ -171,23 +172,25 @@ def collapse_mark(row: Row) -> str:
 
 
 def headings(lags: Sequence[str]) -> list[str]:
-    return [f"{name} ({lag})" for lag in lags for name in ("best", "last", "tail mean", "fresh last", "mismatch", "collapsed")]
+    return [f"{name} ({lag})" for lag in lags for name in COLUMNS]
 
 
 def cells_of(row: Row | None) -> list[str]:
-    """The six table cells of a method at a lag."""
+    """The table cells of a method at a lag, one for each of COLUMNS."""
     if row is None:
-        return [MISSING] * 6
+        return [MISSING] * len(COLUMNS)
     fresh = f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
-    return [percent(row.best), percent(row.last), percent(row.tail_mean), fresh, small(row.mismatch), collapse_mark(row)]
+    unbiased = MISSING if np.isnan(row.unbiased_best) else f"{percent(row.unbiased_best)} ({-100 * row.best_inflation:+.1f})"
+    scores = [percent(row.best), unbiased, percent(row.last), percent(row.tail_mean), fresh]
+    return [*scores, small(row.mismatch), collapse_mark(row)]
 
 
 def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
-    """For each block, lag and accuracy column (0..3): the method with the highest value; none in a block of one."""
+    """For each block, lag and accuracy column (0..4): the method with the highest value; none in a block of one."""
     best: dict[tuple[str, str, int], tuple[float, str]] = {}
     counts = {block.name: len(block.methods) for block in blocks(rows)}
     for row in rows:
-        for column, value in enumerate((row.best, row.last, row.tail_mean, row.fresh_last)):
+        for column, value in enumerate((row.best, row.unbiased_best, row.last, row.tail_mean, row.fresh_last)):
             key = (row.block, row.lag, column)
             if not np.isnan(value) and counts[row.block] > 1 and value > best.get(key, (-1.0, ""))[0]:
                 best[key] = (value, row.method)
@@ -203,8 +206,9 @@ def notes(rows: Sequence[Row], results: Results) -> list[str]:
         "Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, "
         f"{problems.evaluation_count} "
         f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and "
-        "inflated by "
-        f"being a maximum. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
+        "inflated by being a maximum. unbiased best: the checkpoint chosen on one half of the samples and scored on the other, "
+        "mean over random splits; in brackets by how much that lies below best, which is the inflation of best to be expected in "
+        f"this cell. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
         "last checkpoint, "
         f"with the 95 % interval over {over}.",
         "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † "
@@ -232,7 +236,7 @@ def render_markdown(rows: Sequence[Row], results: Results) -> str:
         head = ["Method", *headings(block.lags)]
         parts += [f"## {block.title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for method in block.methods:
-            line = [METHODS[method].label]
+            line = [method_of(method).label]
             for lag in block.lags:
                 cells = cells_of(by_key.get((method, lag)))
                 line += [f"**{text}**" if lead.get((block.name, lag, i)) == method else text for i, text in enumerate(cells)]
@@ -247,12 +251,12 @@ def render_latex(rows: Sequence[Row], results: Results) -> str:
     lead = leaders(rows)
     parts = [f"% Table 1, preset {results.settings.preset}; needs booktabs"]
     for block in blocks(rows):
-        groups = " & ".join(f"\\multicolumn{{6}}{{c}}{{Lag {lag}}}" for lag in block.lags)
-        head = " & ".join("Best & Last & Tail & Fresh last & $d_\\pi$ & Coll." for _ in block.lags)
-        parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rrrlrr' * len(block.lags)}}}", "\\toprule"]
+        groups = " & ".join(f"\\multicolumn{{{len(COLUMNS)}}}{{c}}{{Lag {lag}}}" for lag in block.lags)
+        head = " & ".join("Best & Unbiased best & Last & Tail & Fresh last & $d_\\pi$ & Coll." for _ in block.lags)
+        parts += [f"% {block.title}", f"\\begin{{tabular}}{{l{'rlrrlrr' * len(block.lags)}}}", "\\toprule"]
         parts += [f" & {groups} \\\\", f"Method & {head} \\\\", "\\midrule"]
         for method in block.methods:
-            line = [METHODS[method].label]
+            line = [method_of(method).label]
             for lag in block.lags:
                 cells = [_latex(text) for text in cells_of(by_key.get((method, lag)))]
                 line += [

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-Verdict = Literal["reproduced", "not_reproduced", "inconclusive", "not_testable"]
+Verdict = Literal["reproduced", "not-reproduced", "inconclusive", "not-testable"]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-SIGNS: dict[Verdict, str] = {"reproduced": "✓", "not_reproduced": "✗", "inconclusive": "?", "not_testable": "–"}
+SIGNS: dict[Verdict, str] = {"reproduced": "✓", "not-reproduced": "✗", "inconclusive": "?", "not-testable": "–"}
 WORDS: dict[Verdict, str] = {
     "reproduced": "reproduced",
-    "not_reproduced": "not reproduced",
+    "not-reproduced": "not reproduced",
     "inconclusive": "inconclusive",
-    "not_testable": "not testable",
+    "not-testable": "not testable",
 }
 
 
 def weakest(verdicts: Iterable[Verdict]) -> Verdict:
-    """not_reproduced if any is, else inconclusive if any is, else reproduced if any is; not_testable only if all are."""
+    """not-reproduced if any is, else inconclusive if any is, else reproduced if any is; not-testable only if all are."""
     present = set(verdicts)
-    order: tuple[Verdict, ...] = ("not_reproduced", "inconclusive", "reproduced")
+    order: tuple[Verdict, ...] = ("not-reproduced", "inconclusive", "reproduced")
     for verdict in order:
         if verdict in present:
             return verdict
-    return "not_testable"
+    return "not-testable"
 
 
 def count(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:

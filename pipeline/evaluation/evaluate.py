@@ -65,13 +65,18 @@ class Evaluation:
             )
         return rows
 
-    def examples(self, count: int) -> list[dict[str, Any]]:
-        """The first response to each of `count` problems spread over the set, as text, for the report."""
+    def examples(self, count: int, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The first response to each of `count` problems spread over the set, and at most two more on which the grading policies
+        differ, as text, for the report; `rows` are those of `rows()`.
+        """
         responses = self._future.result().responses
         stride = max(1, len(self.problems) // count)
+        chosen = [index * self.num_samples for index in range(0, len(self.problems), stride)[:count]]
+        differing = [position for position, row in enumerate(rows) if row["correct"] != row["correct_strict"]]
+        chosen += [position for position in differing if position not in chosen][:2]
         examples = []
-        for index in range(0, len(self.problems), stride)[:count]:
-            problem, response = self.problems[index], responses[index * self.num_samples]
+        for position in chosen:
+            problem, response = self.problems[position // self.num_samples], responses[position]
             examples.append(
                 {
                     "policy_version": self.version,
@@ -81,6 +86,7 @@ class Evaluation:
                     "answer": problem.answer,
                     "outcome": grade_response(response, problem, self.tokenizer),
                     "finish_reason": response.finish_reason,
+                    "policies_differ": position in differing,
                 }
             )
         return examples

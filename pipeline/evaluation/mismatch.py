@@ -41,7 +41,7 @@ def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out:
         base = trainer.publish()
         try:
             for dtype, rollouts in batches.items():
-                measured = [next(iter(trainer.train_batch(batch, 1, base))) for batch in rollouts]
+                measured = [row for batch in rollouts for row in trainer.train_batch(batch, 1, base)]
                 rows.append(_row(dtype, replay, [row["mismatch"] for row in measured], rollouts))
         finally:
             trainer.close()

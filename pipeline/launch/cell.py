@@ -6,27 +6,31 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from pipeline import checkpoint
-from pipeline.artifacts import Cell, write_json
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
 from pipeline.launch.attempts import begin_attempt
 from pipeline.launch.engines import policy_trainer, rollout_engine
+from pipeline.launch.failure import FailureRecord
+from pipeline.launch.heartbeat import HEARTBEAT, Heartbeat
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
-from pipeline.launch.stop import stop_on_signals
+from pipeline.launch.stop import Stop, stop_on_signals
 from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 
+KEPT = "results"  # a finished cell's results, in its state: Snakemake may delete those that it knows
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")
 
 
@@ -36,7 +40,7 @@ def train_cell(
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
     State lives in state_root/<fingerprint of settings, problems and base policy>; where a cell runs (section cluster) is no part of
-    it. Unfinished state is resumed; from finished state the results are written again, unless `retrain`: then it is set aside and
+    it. Unfinished state is resumed; a finished cell's results are handed out again, unless `retrain`: then its state is set aside and
     training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
     """
     configure_cpu(settings.trainer.threads)
@@ -50,24 +54,45 @@ def train_cell(
         sha256(problems / "evaluation.parquet"),
     )
     folder = state_root / identity
-    with stop_on_signals() as stop, lease(state_root, stop):
-        if retrain and _finished_before(folder / "finished", started):
+    with stop_on_signals() as stop, lease(state_root, stop), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
+        kept = folder / KEPT
+        if retrain and _finished_before(kept, started):
             os.replace(folder, _aside(folder))
-        begin_attempt(folder, checkpoint.newest_step(folder / "checkpoints"))
-        trainer = policy_trainer(settings, base_policy, folder / "logs")
-        engine = rollout_engine(settings, base_policy, tokenizer, folder / "logs")
-        progress = CellProgress(Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder)
-        try:
-            state = CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
-        finally:
-            engine.close()
-            trainer.close()
-            progress.close()
-        checkpoint.prune_weights({entry["path"] for entry in state.retained.values()})
-        write_rows(results / "steps.parquet", state.step_rows)
-        write_rows(results / "evals.parquet", state.eval_rows)
-        write_json(results / "run.json", run_record(settings, identity, state))
-        (folder / "finished").touch()
+        if not kept.exists():
+            begin_attempt(folder, checkpoint.newest_step(folder / "checkpoints"))
+            state = _train(settings, inputs, base_policy, folder, revision, stop)
+            with atomic_folder(kept) as part:
+                write_rows(part / "steps.parquet", state.step_rows)
+                write_rows(part / "evals.parquet", state.eval_rows)
+                write_json(part / "run.json", run_record(settings, identity, state))
+        hand_out(folder, results)
+
+
+def hand_out(folder: Path, results: Path) -> None:
+    """Copy a finished cell's results out of its state, run.json last, and free what only training needed."""
+    kept = folder / KEPT
+    for name in ("steps.parquet", "evals.parquet", "run.json"):
+        with atomic_path(results / name) as temporary:
+            shutil.copyfile(kept / name, temporary)
+    retained = read_json(kept / "run.json")["retained_weights"].values()
+    checkpoint.prune_weights({entry["path"] for entry in retained})
+    for superfluous in ("checkpoints", "published"):
+        shutil.rmtree(folder / superfluous, ignore_errors=True)
+
+
+def _train(
+    settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str, stop: Stop
+) -> CellState:
+    """Run the loop to its end, from its last checkpoint where there is one."""
+    trainer = policy_trainer(settings, base_policy, folder / "logs")
+    engine = rollout_engine(settings, base_policy, inputs.tokenizer, folder / "logs")
+    progress = CellProgress(settings, folder)
+    try:
+        return CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
+    finally:
+        engine.close()
+        trainer.close()
+        progress.close()
 
 
 def _finished_before(marker: Path, moment: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,24 @@ from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAt
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from pipeline.artifacts import Cell, write_json
+from pipeline.artifacts import Cell, read_json, write_json
+from pipeline.config import CellSettings, fingerprint
 
 _WRITE_EVERY_S = 1.0
 _LOG_EVERY_S = 15.0
 
 
 class CellProgress:
-    """Follows one cell. Call it with every step's row; `close` marks the end."""
+    """Follows one cell. Call it with every step's row; `close` marks the end.
 
-    def __init__(self, cell: Cell, steps: int, folder: Path) -> None:
-        self.cell, self.steps, self.folder = cell, steps, folder
+    How long earlier attempts took is read back from the progress.json that they wrote into `folder`.
+    """
+
+    def __init__(self, settings: CellSettings, folder: Path) -> None:
+        self.cell, self.steps, self.folder = Cell(settings.method, settings.lag, settings.seed), settings.trainer.steps, folder
+        self.settings = fingerprint(settings)
+        previous = folder / "progress.json"
+        self._earlier_s = read_json(previous)["seconds"] if previous.exists() else 0.0
         self.started = self._logged = time.time()
         self._written = 0.0
         self._first_step: int | None = None
@@ -58,12 +64,14 @@ class CellProgress:
             "method": self.cell.method,
             "lag": self.cell.lag,
             "seed": self.cell.seed,
-            "pid": os.getpid(),
+            "settings": self.settings,
             "step": done,
             "steps": self.steps,
             "reward": sum(recent) / len(recent),
             "mismatch": row["mismatch"],
             "accuracy": sum(last) / len(last) if last else None,
+            "lag_mean": row["lag_mean"],
+            "seconds": self._earlier_s + now - self.started,
             "updated": now,
             "seconds_left": (self.steps - done) / rate,
         }

@@ -7,7 +7,7 @@ configuration, the DAG and the tables can read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Granularity = Literal["token", "sequence"]
@@ -46,6 +46,11 @@ class Method:
                 f"with ratio_denominator {self.denominator!r} it would correct twice; use 'proximal'"
             )
 
+    @property
+    def uncorrected(self) -> bool:
+        """Whether nothing corrects from the policy that sampled: neither the ratio nor a weight reads the rollout's log-probs."""
+        return self.denominator == "proximal" and not self.truncated_importance_sampling
+
 
 METHODS: dict[str, Method] = {
     "grpo": Method("GRPO", "token"),
@@ -71,4 +76,17 @@ METHODS: dict[str, Method] = {
     "grpo-r3-uncorrected": Method("GRPO w/ R3 uncorrected", "token", denominator="proximal", routing_replay=True),
 }
 
-TABLE_1: tuple[str, ...] = tuple(name for name in METHODS if not name.endswith("-uncorrected"))
+TABLE_1: tuple[str, ...] = tuple(METHODS)[: list(METHODS).index("grpo-uncorrected")]  # the paper's rows, in its order
+VARIANT = "+"  # a row "method+variant" is the method with the settings that config.yaml lists under that variant
+
+
+def method_of(name: str) -> Method:
+    """The method of a row: METHODS[name], or for "method+variant" that method with the variant in its label.
+
+    Raises ValueError for a method that METHODS does not have.
+    """
+    base, _, variant = name.partition(VARIANT)
+    if base not in METHODS:
+        raise ValueError(f"unknown method {base!r}; known: {', '.join(METHODS)}")
+    method = METHODS[base]
+    return replace(method, label=f"{method.label}, {variant.replace('_', ' ')}") if variant else method

@@ -36,7 +36,7 @@ TRAINER = {
     "adam_eps": 1e-3,
     "weight_decay": 0.1,
     "gradient_clip": 0.05,
-    "micro_batch_tokens": 80,
+    "micro_batch_tokens": 64,
 }
 ROLLOUT = {"group_size": 4, "prompts_per_step": 4, "temperature": 0.9}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -46,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP2": {"num_ranks": 2, "pipeline_parallel": 2, "recompute": True},
     "DP2": {"num_ranks": 2, "distributed_optimizer": False},
     "DP2 distributed optimizer": {"num_ranks": 2},
+    "TP2 ETP2": {"num_ranks": 2, "tensor_parallel": 2, "expert_tensor_parallel": 2},
     "TP4 EP4": {"num_ranks": 4, "tensor_parallel": 4, "expert_parallel": 4, "recompute": True},
 }
 OTHER = "TP2 EP2"  # the layout whose weights the others load
@@ -54,6 +55,9 @@ _PARITY: dict[str, tuple[str, dict[str, Any]]] = {
     "sat-gspo-r3": ("sat-gspo-r3", {}),
     "grpo-tis-r3": ("grpo-tis-r3", {"objective": {"aggregation": "token_mean", "entropy_coefficient": 0.0}}),
 }
+# the rollout batches of a case: (index, optimizer steps)
+BATCHES: dict[str, tuple[tuple[int, int], ...]] = {"several steps": ((0, 2),)}
+TWO_BATCHES = ((0, 1), (1, 1))
 # what the ranks of each layout train: name -> (method, changed settings)
 CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     **dict.fromkeys(LAYOUTS, _PARITY),
@@ -69,6 +73,8 @@ CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
         "bfloat16": ("sat-gspo-r3", {"megatron": {"dtype": "bfloat16"}}),
     },
+    "DP2": _PARITY | {"several steps": ("grpo-tis-r3", {})},
+    "TP2 ETP2": {"sat-gspo-r3": ("sat-gspo-r3", {})},
     "TP4 EP4": {"sat-gspo-r3": ("sat-gspo-r3", {"model": {"num_key_value_heads": 4}})},
 }
 _ALONE = {"tensor_parallel": 1, "expert_parallel": 1, "pipeline_parallel": 1, "distributed_optimizer": True, "recompute": False}

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from pipeline.config import CellSettings
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import cpu_adapter, layout
-from pipeline.trainer.megatron.rank import Generating, RankTrainer
+from pipeline.trainer.megatron.channel import Generating
+from pipeline.trainer.megatron.rank import RankTrainer
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
-from tests.cluster.megatron_cells import CASES, OTHER, base_folder, batch, cell
-
+from tests.cluster.megatron_cells import BATCHES, CASES, OTHER, TWO_BATCHES, base_folder, batch, cell
 
 
 def main(folder: Path, layout_name: str) -> None:
@@ -49,17 +49,19 @@ def trainer_of(settings: CellSettings, folder: Path, groups: layout.Groups) -> R
     return RankTrainer(settings, base_folder(folder.parent, settings), groups, beat=lambda: None)
 
 
-def train(trainer: RankTrainer, folder: Path, index: int, rollouts: RolloutBatch | None = None) -> dict[str, Any]:
+def train(trainer: RankTrainer, folder: Path, rollouts: RolloutBatch, num_steps: int = 1) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     generating = Generating(0, str(base_folder(folder.parent, trainer.settings)))
-    trainer.train(rollouts or batch(trainer.settings, index), 1, generating, rows.append)
-    return rows[0]
+    trainer.train(rollouts, num_steps, generating, rows.append)
+    return rows
 
 
 def trained(trainer: RankTrainer, folder: Path, name: str) -> dict[str, Any]:
     """Log-probs before any step, the rows of two steps, and the weights after them in `folder`/`name`."""
     logprobs = [values.clone() for values in trainer.passes.logprobs(own_micros(trainer), "policy", replay=True)]
-    rows = [train(trainer, folder, 0), train(trainer, folder, 1)]
+    rows: list[dict[str, Any]] = []
+    for index, num_steps in BATCHES.get(name, TWO_BATCHES):
+        rows += train(trainer, folder, batch(trainer.settings, index), num_steps)
     trainer.publish(str(folder / name))
     return {"logprobs": gathered(trainer, logprobs), "rows": rows}
 
@@ -112,24 +114,24 @@ def skipped_step(trainer: RankTrainer, folder: Path) -> dict[str, Any]:
     """A step with one log-prob that is not a number: its row, and the weights after it in `folder`/skipped."""
     rollouts = batch(trainer.settings, 2)
     rollouts.samples[3].response.rollout_logprobs[0] = np.nan
-    row = train(trainer, folder, 2, rollouts)
+    (row,) = train(trainer, folder, rollouts)
     trainer.publish(str(folder / "skipped"))
     return row
 
 
 def continued(trainer: RankTrainer, fresh: RankTrainer, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The row of a third step, and of the same step after a save and a restore into a fresh trainer; weights beside them."""
-    rows = []
+    third = batch(trainer.settings, 2)
     if trainer.groups.layout.rank == 0:
         (folder / "state").mkdir()
     dist.barrier()
     trainer.save(str(folder / "state"))
-    rows.append(train(trainer, folder, 2))
+    (uninterrupted,) = train(trainer, folder, third)
     trainer.publish(str(folder / "uninterrupted"))
     fresh.restore(str(folder / "state"))
-    rows.append(train(fresh, folder, 2))
+    (restored,) = train(fresh, folder, third)
     fresh.publish(str(folder / "restored"))
-    return rows[0], rows[1]
+    return uninterrupted, restored
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.policy.checkpoint import load_hf_state
 from pipeline.policy.model import Policy
 from pipeline.trainer.megatron.trainer import free_port, rank_specs
 from pipeline.trainer.microbatches import micro_batches, split
-from tests.cluster.megatron_cells import CASES, LAYOUTS, OTHER, base_folder, batch, cell, torch_trainer
+from tests.cluster.megatron_cells import BATCHES, CASES, LAYOUTS, OTHER, TWO_BATCHES, base_folder, batch, cell, torch_trainer
 
 PAIRS = [(layout, name) for layout in LAYOUTS for name in CASES[layout] if name != "bfloat16"]
 
@@ -81,30 +81,32 @@ def response_logprobs(settings: CellSettings, weights: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize(("layout", "name"), PAIRS)
-def test_two_steps_equal_those_of_the_torch_trainer(ranks: Ranks, layout: str, name: str) -> None:
+def test_steps_equal_those_of_the_torch_trainer(ranks: Ranks, layout: str, name: str) -> None:
     found, settings = ranks.found(layout)[name], settings_of(layout, name)
     trainer = torch_trainer(settings, base_folder(ranks.folder, settings))
     generating = trainer.publish()
     start = dict(generating.weights)
     assert (found["logprobs"] - response_logprobs(settings, start)).abs().max() <= 1e-5
-    for index, row in enumerate(found["rows"]):
-        (expected,) = trainer.train_batch(batch(settings, index), 1, generating)
+    batches = BATCHES.get(name, TWO_BATCHES)
+    rows = [row for index, steps in batches for row in trainer.train_batch(batch(settings, index), steps, generating)]
+    for row, expected in zip(found["rows"], rows, strict=True):
         assert row.keys() == expected.keys()
         for column in expected.keys() - {"train_s"}:
-            assert row[column] == pytest.approx(expected[column], rel=2e-5, abs=1e-6, nan_ok=True), column
+            assert row[column] == pytest.approx(expected[column], rel=1e-5, abs=1e-6, nan_ok=True), column
     weights, expected = ranks.weights(layout, name), trainer.publish().weights
     assert weights.keys() == expected.keys()
     for tensor in expected:
         moved = (expected[tensor] - start[tensor]).abs().max()
-        assert (weights[tensor] - expected[tensor]).abs().max() <= 1e-3 * moved + 1e-6, tensor
+        assert (weights[tensor] - expected[tensor]).abs().max() <= 2e-4 * moved, tensor
 
 
 def test_the_cases_hold_what_they_are_for(ranks: Ranks) -> None:
-    """The gradient is clipped, weights move, a sample has a micro-batch to itself, and data ranks get different numbers of them."""
+    """The gradient is clipped, weights move, a sample has a micro-batch to itself, data ranks get different numbers of them, and
+    tensor ranks packings that they cannot cut into equal parts."""
     settings = settings_of("DP2", "sat-gspo-r3")
     parts = split(batch(settings).samples, settings.trainer.micro_batch_tokens)
     lengths = [sum(len(s.response.prompt_ids) + len(s.response.response_ids) for s in part) for part in parts]
-    assert len(parts) % 2 == 1 and max(lengths) > settings.trainer.micro_batch_tokens
+    assert len(parts) % 2 == 1 and any(length % 4 for length in lengths) and max(lengths) > settings.trainer.micro_batch_tokens
     assert [len(parts[index]) for index, length in enumerate(lengths) if length > settings.trainer.micro_batch_tokens] == [1]
     assert all(row["grad_norm"] > settings.trainer.gradient_clip for row in ranks.found("DP2")["sat-gspo-r3"]["rows"])
     weights, start = ranks.weights("DP2", "sat-gspo-r3"), PublishedWeights.read(base_folder(ranks.folder, settings)).weights
@@ -115,7 +117,7 @@ def test_the_loss_does_not_depend_on_micro_batches(ranks: Ranks) -> None:
     one, several = (ranks.found("one process")[name]["rows"] for name in ("one micro-batch", "sat-gspo-r3"))
     for row, other in zip(one, several, strict=True):
         assert all(
-            row[column] == pytest.approx(other[column], rel=2e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s"
+            row[column] == pytest.approx(other[column], rel=1e-5, abs=1e-6, nan_ok=True) for column in row if column != "train_s"
         )
 
 
@@ -133,7 +135,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(ranks: Ranks, layout:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in (OTHER, "TP4 EP4")])
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != OTHER and "grpo" in CASES[layout]])
 def test_weights_written_in_one_layout_are_the_same_in_another(ranks: Ranks, layout: str) -> None:
     written, loaded = ranks.weights(OTHER, "sat-gspo-r3"), ranks.weights(layout, "loaded")
     assert written.keys() == loaded.keys() and all(torch.equal(written[name], loaded[name]) for name in written)
@@ -145,7 +147,7 @@ def test_bfloat16_is_near_float32_and_continues_bit_for_bit(ranks: Ranks) -> Non
     assert (found["bfloat16"]["logprobs"] - reference["logprobs"]).abs().mean() < 0.02
     for row, other in zip(found["bfloat16"]["rows"], reference["rows"], strict=True):
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.1)
-    uninterrupted, restored = ({name: row[name] for name in row if name != "train_s"} for row in found["continued"])
-    assert uninterrupted == restored
+    uninterrupted, restored = ({**row, "train_s": 0.0} for row in found["continued"])
+    assert uninterrupted == pytest.approx(restored, rel=0, abs=0, nan_ok=True)
     first, second = ranks.weights(layout, "uninterrupted"), ranks.weights(layout, "restored")
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -88,7 +88,7 @@ def test_a_killed_rank_is_named_and_a_new_trainer_continues_bit_for_bit(run: Run
         refuses_a_truncated_file(trainer, run.saved, tmp_path / "truncated")
         trainer.restore(run.saved)
         assert trainer.version == 1
-        assert step(trainer, run.settings, 1) == run.row
+        assert step(trainer, run.settings, 1) == pytest.approx(run.row, rel=0, abs=0, nan_ok=True)
         weights = trainer.publish().weights
         assert weights.keys() == uninterrupted.keys()
         assert all(torch.equal(weights[name], uninterrupted[name]) for name in uninterrupted)
@@ -99,9 +99,9 @@ def test_a_killed_rank_is_named_and_a_new_trainer_continues_bit_for_bit(run: Run
 def refuses_a_truncated_file(trainer: MegatronTrainer, saved: Path, copy: Path) -> None:
     """One rank's file is cut short: all ranks refuse, and take part in what comes next."""
     shutil.copytree(saved, copy)
-    path = copy / "rank_00001.safetensors"
+    path = copy / "rank_00001-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"rank 1: .*rank_00001\.safetensors cannot be read"):
+    with pytest.raises(ValueError, match=r"rank 1: .*rank_00001-00000\.safetensors cannot be read"):
         trainer.restore(copy)
     assert trainer.version == 0
 

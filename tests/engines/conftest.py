@@ -8,9 +8,11 @@ import torch
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import load_settings
+from pipeline.loop import CellInputs
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
+from pipeline.problems.prepare import prepare, read_problems
 from pipeline.records import Request, SamplingKey
 from pipeline.sections import ModelSettings
 
@@ -46,3 +48,11 @@ def requests(tokenizer: Tokenizer, group_size: int = 4, draw: int = 0) -> list[R
         for number, prompt in enumerate(PROMPTS)
         for sample in range(group_size)
     ]
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory, tokenizer) -> CellInputs:
+    folder = tmp_path_factory.mktemp("problems")
+    settings = load_settings().problems.model_copy(update={"train_count": 40, "evaluation_count": 5, "scoring_count": 5})
+    prepare(settings, folder)
+    return CellInputs(read_problems(folder / "train.parquet"), read_problems(folder / "evaluation.parquet"), tokenizer)

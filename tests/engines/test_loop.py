@@ -24,7 +24,6 @@ from pipeline.launch.stop import PlannedStop, Stop
 from pipeline.loop import CellInputs, CellRun
 from pipeline.objective.diagnostics import DIAGNOSTICS
 from pipeline.objective.methods import METHODS
-from pipeline.problems.prepare import prepare, read_problems
 from pipeline.records import Problem, Request, Response, RolloutBatch
 from pipeline.rollout.collector import Collector, ProblemStream
 from pipeline.rollout.engine import Generation, SamplingSettings
@@ -44,14 +43,6 @@ SMALL = {
 def cell(method: str, lag: str, **changes: dict[str, Any]) -> CellSettings:
     merged = {name: SMALL.get(name, {}) | changes.get(name, {}) for name in SMALL | changes}
     return load_settings(overrides=merged).cell(Cell(method, lag, 0))
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory, tokenizer) -> CellInputs:
-    folder = tmp_path_factory.mktemp("problems")
-    settings = load_settings().problems.model_copy(update={"train_count": 40, "evaluation_count": 5, "scoring_count": 5})
-    prepare(settings, folder)
-    return CellInputs(read_problems(folder / "train.parquet"), read_problems(folder / "evaluation.parquet"), tokenizer)
 
 
 @pytest.fixture(autouse=True)

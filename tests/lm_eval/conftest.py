@@ -1,4 +1,4 @@
-"""These tests run lm-eval itself: `make test-lm-eval`. Where it is not installed there is nothing to collect."""
+"""These tests run lm-eval itself: `make test-cluster`. Where it is not installed there is nothing to collect."""
 
 from importlib.util import find_spec
 

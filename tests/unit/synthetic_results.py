@@ -17,10 +17,25 @@ import pandas as pd
 
 from pipeline.artifacts import Cell, Layout, write_json
 from pipeline.config import Settings, fingerprint, load_settings
-from pipeline.objective.methods import METHODS, Method
+from pipeline.objective.methods import Method, method_of
 from pipeline.rollout.schedule import Schedule
 
 OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
+
+KEYS = ("name", "dtype", "replay", "lag", "mismatch", "se", "n_tokens", "seeds")
+LEVELS = (
+    ("equal weights, float32, replay", "float32", True, 0, 1e-6, 1e-8, 20480, 3),
+    ("equal weights, replay", "bfloat16", True, 0, 0.002, 1e-4, 20480, 3),
+    ("equal weights", "bfloat16", False, 0, 0.003, 1e-4, 20480, 3),
+    ("one step apart", "bfloat16", False, 1, 0.004, 2e-4, 20480, 3),
+    ("eight steps apart", "bfloat16", False, 8, 0.018, 1e-3, 20480, 3),
+)
+MISMATCH = {"rows": [dict(zip(KEYS, level, strict=True)) for level in LEVELS]}
+
+
+def plan(settings: Settings) -> dict:
+    """A plan of every cell, 40 to 60 seconds each."""
+    return {"cells": [{"method": c.method, "lag": c.lag, "seed": c.seed, "wall_s": [40.0, 60.0]} for c in settings.all_cells()]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +150,7 @@ def _steps(
     onset: int | None,
     bad: list[int],
 ) -> pd.DataFrame:
-    method, n = METHODS[cell.method], len(ability)
+    method, n = method_of(cell.method), len(ability)
     steps = np.arange(n)
     lag = np.array([schedule.lag(step) for step in steps])
     noise = np.exp(rng.normal(0, 0.08, n))
@@ -222,6 +237,7 @@ def _run(rng: np.random.Generator, cell: Cell, settings: Settings, bad: list[int
             "answer": "5",
             "outcome": outcome,
             "finish_reason": "stop" if answer else "length",
+            "policies_differ": i == 5,
         }
         for i, (step, (outcome, answer)) in enumerate(zip([0, 0, 0, 199, 199, 199][: world.num_examples], graded * 2, strict=False))
     ]

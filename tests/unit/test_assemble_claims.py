@@ -83,8 +83,8 @@ def test_the_opposite_world_is_not_reproduced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {claim.id: claim for claim in evaluate_claims(read_results(made.layout, made.settings), read_reference())}
     for name in ("sat-finishes", "uncorrected-collapses", "sat-prevents-collapse"):
-        assert found[name].verdict == "not_reproduced", (name, found[name].reason)
-    assert found["dppo-between"].verdict == "not_testable"
+        assert found[name].verdict == "not-reproduced", (name, found[name].reason)
+    assert found["dppo-between"].verdict == "not-testable"
 
 
 def test_without_cells_nothing_is_testable(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_without_cells_nothing_is_testable(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / made.layout.cell(Cell("grpo", "1", 0)) / "run.json").unlink()
     assert {claim.verdict for claim in evaluate_claims(read_results(made.layout, made.settings), read_reference())} == {
-        "not_testable"
+        "not-testable"
     }
 
 
@@ -170,13 +170,13 @@ def test_one_contradiction_among_many_must_be_a_strong_one():
     [
         ("sss", 1.0, "reproduced"),
         ("ssu", 1.0, "inconclusive"),
-        ("ssc", 1.0, "not_reproduced"),
+        ("ssc", 1.0, "not-reproduced"),
         ("ssm", 1.0, "inconclusive"),
         ("ssv", 1.0, "reproduced"),
-        ("mmm", 1.0, "not_testable"),
-        ("vmv", 1.0, "not_testable"),
+        ("mmm", 1.0, "not-testable"),
+        ("vmv", 1.0, "not-testable"),
         ("sssc", 0.75, "reproduced"),
-        ("sscc", 0.75, "not_reproduced"),
+        ("sscc", 0.75, "not-reproduced"),
         ("ssuc", 0.75, "inconclusive"),
     ],
 )
@@ -196,21 +196,21 @@ def test_sawtooth_of_a_known_shape():
 
 
 def test_the_weakest_verdict_wins():
-    assert weakest(["reproduced", "not_testable"]) == "reproduced"
-    assert weakest(["reproduced", "inconclusive", "not_reproduced"]) == "not_reproduced"
-    assert weakest(["not_testable"]) == weakest([]) == "not_testable"
+    assert weakest(["reproduced", "not-testable"]) == "reproduced"
+    assert weakest(["reproduced", "inconclusive", "not-reproduced"]) == "not-reproduced"
+    assert weakest(["not-testable"]) == weakest([]) == "not-testable"
     assert set(VERDICTS) == {weakest([verdict]) for verdict in VERDICTS}
 
 
 def test_exit_status_by_verdict(tmp_path):
     path = tmp_path / "diff.json"
     path.write_text(
-        '{"cells": [{"verdict": "inconclusive"}], "claims": [{"verdict": "reproduced"}, {"verdict": "not_reproduced"}]}'
+        '{"cells": [{"verdict": "inconclusive"}], "claims": [{"verdict": "reproduced"}, {"verdict": "not-reproduced"}]}'
     )
-    assert diff_exit_status(path, ["not_reproduced"]) == 1
+    assert diff_exit_status(path, ["not-reproduced"]) == 1
     assert diff_exit_status(path, ["inconclusive"]) == 1
-    assert diff_exit_status(path, ["not_testable"]) == diff_exit_status(path, []) == 0
-    with pytest.raises(ValueError, match="did you mean 'not_reproduced'"):
-        diff_exit_status(path, ["not-reproduced"])
+    assert diff_exit_status(path, ["not-testable"]) == diff_exit_status(path, []) == 0
+    with pytest.raises(ValueError, match="did you mean 'not-reproduced'"):
+        diff_exit_status(path, ["not_reproduced"])
     with pytest.raises(ValueError, match="does not exist; run"):
-        diff_exit_status(tmp_path / "absent.json", ["not_reproduced"])
+        diff_exit_status(tmp_path / "absent.json", ["not-reproduced"])

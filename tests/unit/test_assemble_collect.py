@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.collapse import find_collapse, lasting_fall
+from pipeline.assemble.collapse import find_collapse, lasting_fall, leaves_band
 from pipeline.assemble.collect import COLUMNS, collect_stage, lag_histogram, mismatch_series, read_summary, summarise
+from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
 from tests.unit import synthetic_results as synthetic
 
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 METHODS = ["grpo", "gspo", "gspo-tis", "sat-gspo-r3"]
 BROKEN = {
     "truncated": Cell("grpo", "8", 1),
@@ -96,10 +98,18 @@ def test_planted_numbers_come_back(run, table):
     assert found["best"] == pytest.approx(by_step.max())
     assert found["best_step"] == by_step.idxmax()
     assert found["last"] == pytest.approx(by_step.iloc[-1])
+    assert found["best_inflation"] == pytest.approx(found["best"] - found["unbiased_best"]) and found["best_inflation"] > 0
     assert found["tail_mean"] == pytest.approx(by_step[by_step.index >= 150].mean())
     assert found["mismatch"] == pytest.approx(steps["mismatch"].iloc[150:].mean())
     assert found["mismatch_peak"] == pytest.approx(steps["mismatch"].max())
-    scores = pd.read_parquet(folder / "scores.parquet").groupby("checkpoint")["correct"].mean()
+    fresh = pd.read_parquet(folder / "scores.parquet")
+    by_problem = fresh[fresh["checkpoint"] == "last"].groupby("problem_id")["correct"]
+    assert found["fresh_last_se_clustered"] == pytest.approx(by_problem.mean().std() / np.sqrt(120))
+    assert found["fresh_last_se_sampling"] == pytest.approx(np.sqrt((by_problem.var() / 8).sum()) / 120)
+    assert found["fresh_last_high"] - found["fresh_last_low"] == pytest.approx(
+        2 * 1.9801 * found["fresh_last_se_clustered"], rel=1e-3
+    )
+    scores = fresh.groupby("checkpoint")["correct"].mean()
     assert (found["fresh_last"], found["fresh_best"]) == pytest.approx((scores["last"], scores["best"]))
 
 
@@ -109,6 +119,7 @@ def test_collapse_is_found_where_it_was_planted(table):
     planted = row(table, "gspo", "8", 0)
     assert planted["collapse_cause"] in ("accuracy", "reward")
     assert 120 < planted["onset_step"] < 165
+    assert 120 < planted["mismatch_leaves_band"] < 160 and pd.isna(row(table, "grpo", "8", 0)["mismatch_leaves_band"])
 
 
 def test_a_nonfinite_step_is_counted_and_kept_out_of_the_means(table):
@@ -138,7 +149,7 @@ def test_mismatch_can_stop_before_a_step(run):
 
 
 def test_the_stage_writes_both_tables_alike(run, tmp_path):
-    written = collect_stage(run.layout, run.settings, tmp_path / "cells.parquet", tmp_path / "cells.csv")
+    written = collect_stage(read_results(run.layout, run.settings), tmp_path / "cells.parquet", tmp_path / "cells.csv")
     pd.testing.assert_frame_equal(read_summary(tmp_path / "cells.parquet"), written)
     assert list(written.columns) == list(COLUMNS)
     assert len(pd.read_csv(tmp_path / "cells.csv")) == 16
@@ -146,7 +157,7 @@ def test_the_stage_writes_both_tables_alike(run, tmp_path):
 
 def test_a_run_without_any_cell_gives_a_table_of_missing_ones(tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = collect_stage(run.layout, run.settings, Path("cells.parquet"), Path("cells.csv"))
+    table = collect_stage(read_results(run.layout, run.settings), Path("cells.parquet"), Path("cells.csv"))
     assert set(table["status"]) == {"missing"} and table["best"].isna().all()
 
 
@@ -175,10 +186,36 @@ def test_a_missing_summary_names_the_remedy(tmp_path):
         ([0.1, 0.1, 0.1], None),  # flat
         ([0.6, 0.5, 0.37, 0.361], None),  # above 0.36 throughout
         ([0.6, np.nan, 0.2, 0.1], 2),  # an unknown value is not below
+        ([0.6, 0.2, 0.4, 0.3, 0.45], 1),  # back above 0.36, but never to 0.48
+        ([0.6, 0.2, 0.2, 0.5, 0.2], None),  # back to 0.48, and one low value after it
     ],
 )
 def test_a_fall_must_last_to_the_end(values, onset):
     assert lasting_fall(values) == onset
+
+
+@pytest.mark.parametrize(("lag", "onset"), [("1", None), ("8", 439)])
+def test_the_rule_on_the_published_scores_of_gspo(lag, onset):
+    """Figure 3: at lag 8 accuracy falls for good at about step 440, at lag 1 never."""
+    curve = read_reference(REFERENCE).curve("3", "gspo", lag, "aime24")
+    points = pd.DataFrame({"step": curve.index, "repeated": False, "accuracy": curve.to_numpy() / 100})
+    steps = pd.DataFrame({"step": range(30), "reward_mean": 0.5})
+    assert find_collapse(points, steps, [], 0.0938).onset_step == onset
+
+
+def test_the_published_mismatch_of_gspo_leaves_its_band_at_lag_8_alone():
+    """A hundred steps before the accuracy falls."""
+    reference = read_reference(REFERENCE)
+    assert 330 <= leaves_band(reference.curve("4b", "gspo", "8", "mismatch")) <= 360
+    assert leaves_band(reference.curve("page", "gspo", "1", "mismatch")) is None
+
+
+def test_a_band_is_left_for_good_or_not_at_all():
+    """Flat, one burst, and a lasting rise of three times; the eight-batch mean passes twice its minimum after five high batches."""
+    flat = pd.Series(np.full(60, 0.01))
+    burst, rise = flat.copy(), flat.copy()
+    burst[20:35], rise[20:] = 0.05, 0.03
+    assert (leaves_band(flat), leaves_band(burst), leaves_band(rise)) == (None, None, 24)
 
 
 def test_a_run_below_the_base_from_the_start_has_collapsed():

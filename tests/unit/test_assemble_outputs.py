@@ -11,27 +11,33 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.artifacts import Cell
 from pipeline.assemble.collect import collect_stage
 from pipeline.assemble.diff import diff_stage
 from pipeline.assemble.figures import FIGURES, figures_stage
 from pipeline.assemble.report import inline_svg, report_stage
+from pipeline.assemble.runs import read_results
+from pipeline.assemble.stages import assemble as assemble_all
 from pipeline.assemble.table1 import table1_stage
 from pipeline.objective.methods import TABLE_1
 from tests.unit import synthetic_results as synthetic
 
 OUT = Path("out")
+REPOSITORY = Path(__file__).parents[2]
 
 
 def assemble(run: synthetic.Run, figures: tuple[str, ...] = tuple(FIGURES)) -> None:
     """All five stages, as the DAG runs them."""
-    collect_stage(run.layout, run.settings, OUT / "cells.parquet", OUT / "cells.csv")
-    table1_stage(run.layout, run.settings, OUT / "cells.parquet", OUT / "table1.md", OUT / "table1.csv", OUT / "table1.tex")
-    figures_stage(run.layout, run.settings, OUT / "figures", figures)
-    diff_stage(run.layout, run.settings, OUT / "cells.parquet", OUT / "diff.md", OUT / "diff.csv", OUT / "diff.json")
+    results = read_results(run.layout, run.settings)
+    collect_stage(results, OUT / "cells.parquet", OUT / "cells.csv")
+    table1_stage(results, OUT / "cells.parquet", OUT / "table1.md", OUT / "table1.csv", OUT / "table1.tex")
+    figures_stage(results, OUT / "figures", figures)
+    diff_stage(results, OUT / "cells.parquet", OUT / "diff.md", OUT / "diff.csv", OUT / "diff.json")
     pages = OUT / "report.html", OUT / "report.md"
-    report_stage(run.layout, run.settings, OUT / "cells.parquet", OUT / "diff.json", OUT / "figures", *pages)
+    report_stage(results, OUT / "cells.parquet", OUT / "diff.json", OUT / "figures", *pages)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +95,19 @@ def test_table_shows_collapse_and_absence():
     gspo = next(line for line in text.splitlines() if line.startswith("| GSPO |"))
     dppo = next(line for line in text.splitlines() if line.startswith("| DPPO |"))
     assert gspo.rstrip("| ").endswith("† 1/1") and gspo.count("†") == 1
-    assert dppo.split("|")[8:14] == [" – "] * 6
+    assert dppo.split("|")[9:16] == [" – "] * 7
     assert "Not complete: DPPO lag 8 (0 of 1 seeds)" in text
+
+
+def test_table_prints_the_inflation_of_best_in_every_cell():
+    """unbiased best (what choosing the best added), and best = the two together."""
+    text = (OUT / "table1.md").read_text()
+    for row in table_rows():
+        if row.seeds_read:
+            assert row.best == pytest.approx(row.unbiased_best + row.best_inflation, abs=1e-5)
+            assert f"{100 * row.unbiased_best:.1f} ({-100 * row.best_inflation:+.1f})" in text
+    read = [row.best_inflation for row in table_rows() if row.seeds_read]
+    assert 0.005 < np.mean(read) < 0.05
 
 
 def test_latex_has_as_many_columns_as_it_announces():
@@ -113,14 +130,33 @@ def test_figures_come_with_the_rows_they_show(run):
 
 
 def test_figures_repeat_bit_for_bit(run, tmp_path):
-    figures_stage(run.layout, run.settings, tmp_path, ["figure5"])
+    figures_stage(read_results(run.layout, run.settings), tmp_path, ["figure5"])
     for kind in ("svg", "png", "csv"):
         assert (tmp_path / f"figure5.{kind}").read_bytes() == (OUT / "figures" / f"figure5.{kind}").read_bytes()
 
 
+def test_one_process_writes_what_the_stages_write(run, tmp_path, monkeypatch):
+    """`python -m pipeline assemble` against the five stages, byte for byte; the report's figures come from its own folder."""
+    assemble_all(run.layout, run.settings)
+    folder = run.layout.results
+    for path in sorted(OUT.rglob("*.*")):
+        assert (folder / path.relative_to(OUT)).read_bytes() == path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"), [("not-reproduced", 1), ("inconclusive", 1), ("not_reproduced", 2), ("not-testable", 1)]
+)
+def test_diff_ends_with_a_status(run, verdict, status):
+    """Some claim of this run has every verdict; a verdict that does not exist is an error of its own."""
+    collect_stage(read_results(run.layout, run.settings), run.layout.results / "cells.parquet", OUT / "cells.csv")
+    Path("config.yaml").write_text((REPOSITORY / "config.yaml").read_text())
+    result = CliRunner().invoke(app, ["diff", "--fail-on", verdict])
+    assert (2 if isinstance(result.exception, ValueError) else result.exit_code) == status
+
+
 def test_an_unknown_figure_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="did you mean 'figure2'"):
-        figures_stage(run.layout, run.settings, tmp_path, ["figur2"])
+        figures_stage(read_results(run.layout, run.settings), tmp_path, ["figur2"])
 
 
 def test_diff_compares_what_the_preset_can_bear():
@@ -132,9 +168,9 @@ def test_diff_compares_what_the_preset_can_bear():
     assert cells["grpo-r3", "1"]["mismatch"]["paper"] == pytest.approx(0.0058 / 0.0103)
     assert cells["grpo-r3", "1"]["mismatch"]["verdict"] == "reproduced"
     assert (
-        cells["gspo", "8"]["collapse"]["verdict"] == "reproduced" and cells["grpo", "8"]["collapse"]["verdict"] == "not_reproduced"
+        cells["gspo", "8"]["collapse"]["verdict"] == "reproduced" and cells["grpo", "8"]["collapse"]["verdict"] == "not-reproduced"
     )
-    assert cells["dppo", "8"]["verdict"] == "not_testable"
+    assert cells["dppo", "8"]["verdict"] == "not-testable"
     assert all(entry["verdict"] for entry in [*content["cells"], *content["claims"]])
     assert sum(content["summary"]["claims"].values()) == len(content["claims"])
     assert "not comparable" in (OUT / "diff.md").read_text()
@@ -188,7 +224,7 @@ def test_everything_works_without_a_single_cell(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assemble(run, figures=("figure4", "lag_histogram", "sat_panel"))
     content = json.loads((OUT / "diff.json").read_text())
-    assert {entry["verdict"] for entry in [*content["cells"], *content["claims"]]} == {"not_testable"}
+    assert {entry["verdict"] for entry in [*content["cells"], *content["claims"]]} == {"not-testable"}
     assert "0 of 33 runs" in html() and html().count("not started") >= 33
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", html(), flags=re.DOTALL).lower()
     assert "nan" not in (OUT / "table1.md").read_text()
@@ -197,8 +233,10 @@ def test_everything_works_without_a_single_cell(run, tmp_path, monkeypatch):
 def test_three_seeds_are_averaged_and_their_spread_counts(tmp_path, monkeypatch):
     made = synthetic.write_run(tmp_path, synthetic.World({}), {"seeds": 3, **synthetic.cells(["grpo"], ["1"])})
     monkeypatch.chdir(tmp_path)
-    table = collect_stage(made.layout, made.settings, OUT / "cells.parquet", OUT / "cells.csv")
-    (row,) = table1_stage(made.layout, made.settings, OUT / "cells.parquet", OUT / "t.md", OUT / "t.csv", OUT / "t.tex")
+    table = collect_stage(read_results(made.layout, made.settings), OUT / "cells.parquet", OUT / "cells.csv")
+    (row,) = table1_stage(
+        read_results(made.layout, made.settings), OUT / "cells.parquet", OUT / "t.md", OUT / "t.csv", OUT / "t.tex"
+    )
     assert row.fresh_last == pytest.approx(table["fresh_last"].mean()) and row.seeds_read == 3
     assert row.interval_over == "seeds and problems"
     assert row.best_step == " ".join(str(step) for step in table["best_step"])

@@ -151,3 +151,52 @@ def test_unreadable_settings_files_say_what_to_do(tmp_path):
     (tmp_path / "half.json").write_text('{"preset": ')
     with pytest.raises(SettingsError, match="damaged"):
         read_settings(Settings, tmp_path / "half.json")
+
+
+def test_a_variant_is_its_method_with_one_setting_changed():
+    settings = load_settings(overrides={"ablations": True})
+    plain, changed = (settings.cell(Cell(name, "8", 0)) for name in ("sat-grpo", "sat-grpo+eps_high_0.28"))
+    assert changed.objective.eps_high == 0.28
+    back = changed.model_copy(update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"eps_high": 0.2})})
+    assert back == plain and fingerprint(plain) == fingerprint(load_settings().cell(Cell("sat-grpo", "8", 0)))
+    assert changed.resolved_method().label == "SAT-GRPO, eps high 0.28"
+    weights = settings.cell(Cell("gspo+ratio_denominator_rollout_weights", "8", 0)).resolved_method()
+    assert weights.denominator == "rollout_weights"
+
+
+def test_every_ablation_of_the_paper_s_open_settings_is_there():
+    """Each value at tiny scale is a variant or the preset's own setting, which needs no row of its own."""
+    settings = load_settings(overrides={"ablations": True})
+    variants = [cell for cell in settings.all_cells() if "+" in cell.method]
+    assert len(variants) == 22 and not any("temperature_1.0" in cell.method for cell in variants)
+    read = [settings.cell(cell) for cell in settings.all_cells()]
+    assert {c.objective.dppo_delta for c in read} >= {1e-3, 0.15} and {c.objective.tis_cap for c in read} >= {2.0, 5.0}
+    assert {c.rollout.temperature for c in read} == {0.95, 1.0} and {c.objective.eps_high for c in read} == {0.2, 0.28}
+    assert {c.objective.quantile_scope for c in read} >= {"batch", "microbatch"} and {c.lag for c in read} >= {"8", "8-15"}
+    allowing = {cell.method.partition("+")[0] for cell in variants if "rollout_weights" in cell.method}
+    assert allowing == {name for name in TABLE_1 if "tis" not in name}
+
+
+def test_ablations_can_be_named_one_by_one():
+    cells = load_settings(overrides={"ablations": ["tis_cap_5", "figure1"]}).all_cells()
+    assert len(cells) == 33 + 9 + 2 and sum("+tis_cap_5" in cell.method for cell in cells) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"ablations": ["tis_cap"]}, "unknown group of extra rows 'tis_cap'; did you mean 'tis_cap_5'"),
+        ({"variants": {"tis_cap_5": {"methods": ["grpo"]}}}, "variants.tis_cap_5 changes nothing that grpo reads"),
+        ({"variants": {"tis_cap_5": {"lags": ["7"]}}}, "variants.tis_cap_5: unknown lag '7'"),
+        ({"variants": {"eps_high_0.28": {"settings": {"objective": {"eps_hi": 1}}}}}, "did you mean 'eps_high'"),
+        ({"variants": {"ratio_denominator_proximal": {"methods": ["sat-grpo"]}}}, "makes every ratio 1"),
+    ],
+)
+def test_impossible_variants_are_refused(overrides, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        load_settings(overrides={"ablations": True} | overrides)
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(SettingsError, match=r"unknown variant 'eps_high'; did you mean 'eps_high_0.28'"):
+        load_settings().cell(Cell("grpo+eps_high", "8", 0))

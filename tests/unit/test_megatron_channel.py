@@ -1,4 +1,4 @@
-"""The controller notices ranks that die, fall silent or get stuck, and names them. Ranks are threads here, processes are records."""
+"""The controller notices ranks that die, fall silent or get stuck, and names them. Here ranks are threads, processes records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listener(monkeypatch) -> Iterator[connection.Listener]:
     for name, seconds in (("_BEAT_S", 0.02), ("_POLL_S", 0.02), ("_SETTLE_S", 0.2)):
         monkeypatch.setattr(channel, name, seconds)
     with connection.Listener(("127.0.0.1", 0), authkey=b"secret") as listener:
-        monkeypatch.setenv(ADDRESS, "127.0.0.1:{}".format(listener.address[1]))
+        monkeypatch.setenv(ADDRESS, f"127.0.0.1:{listener.address[1]}")
         monkeypatch.setenv(KEY, b"secret".hex())
         yield listener
 

@@ -7,17 +7,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from pipeline.launch.placement import place
 from pipeline.config import load_settings
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
 from pipeline.sections import ModelSettings
+from pipeline.trainer.megatron.files import StoredTensors, write_files
 from pipeline.trainer.megatron.layout import Layout, check
 from pipeline.trainer.megatron.names import NameSet, assemble, hugging_face, parameter_sources
-from pipeline.trainer.megatron.slices import StoredSlices
 
 NAME_SETS: tuple[NameSet, ...] = ("local", "transformer_engine")
 # tensor, pipeline, expert and expert-tensor sizes
@@ -112,17 +112,28 @@ def test_transformer_engine_names_fuse_norms_and_number_experts(model) -> None:
     assert parameter_sources(model, place, "local").keys() & names.keys() >= {"decoder.layers.0.pre_mlp_layernorm.weight"}
 
 
-def test_stored_slices_refuse_damaged_files_and_missing_tensors(tmp_path) -> None:
-    path = tmp_path / "model.safetensors"
-    safetensors.torch.save_file({"weight": torch.arange(6.0).view(3, 2)}, path)
-    slices = StoredSlices(tmp_path)
-    assert slices.shape("weight") == [3, 2]
-    assert torch.equal(slices.read("weight", (slice(1, 2), slice(None))), torch.tensor([[2.0, 3.0]]))
+def test_tensors_come_back_from_several_files_whole_or_in_slices(tmp_path, monkeypatch) -> None:
+    tensors = {name: torch.arange(6.0).view(3, 2) + number for number, name in enumerate("abc")}
+    monkeypatch.setattr("pipeline.trainer.megatron.files.FILE_BYTES", 50)
+    write_files(tmp_path, "model", tensors.items(), {"version": "3"})
+    stored = StoredTensors(sorted(tmp_path.iterdir()))
+    assert [path.name for path in stored.paths] == [f"model-0000{number}.safetensors" for number in range(2)]
+    assert stored.metadata() == [{"version": "3"}] * 2
+    assert stored.keys() == tensors.keys() and all(torch.equal(stored[name], tensors[name]) for name in tensors)
+    assert stored.shape("b") == [3, 2]
+    assert torch.equal(stored.read("b", (slice(1, 2), slice(None))), torch.tensor([[3.0, 4.0]]))
+
+
+def test_damaged_files_and_missing_tensors_are_refused(tmp_path) -> None:
+    write_files(tmp_path, "model", [("weight", torch.zeros(3))], {})
+    path = tmp_path / "model-00000.safetensors"
     with pytest.raises(ValueError, match="no tensor bias"):
-        slices.shape("bias")
+        StoredTensors([path]).shape("bias")
+    with pytest.raises(ValueError, match="holds weight twice"):
+        StoredTensors([path, path])
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
-        StoredSlices(tmp_path)
+    with pytest.raises(ValueError, match=r"model-00000\.safetensors cannot be read"):
+        StoredTensors([path])
 
 
 @pytest.mark.parametrize(
@@ -139,5 +150,9 @@ def test_layouts_that_do_not_fit_are_refused(change, message) -> None:
     settings = load_settings(overrides={"preset": "full"})
     single = {"tensor_parallel": 1} if "expert_parallel" in change and "tensor_parallel" not in change else {}
     with pytest.raises(ValueError, match=message):
-        check(settings.model, settings.megatron.model_copy(update=change | single))
-    check(settings.model, settings.megatron)
+        check(settings.model, settings.megatron.model_copy(update=change | single), settings.cluster)
+    check(settings.model, settings.megatron, settings.cluster)
+    with pytest.raises(ValueError, match="both need CUDA"):
+        check(settings.model, settings.megatron, settings.cluster.model_copy(update={"device": "cpu"}))
+    with pytest.raises(ValueError, match=r"num_ranks 4 exceeds cluster\.gpus_per_node 2"):
+        place(settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"gpus_per_node": 2})}))

@@ -68,14 +68,6 @@ def test_a_truncated_response_says_so(model: ModelSettings) -> None:
     assert decode(model, answer(model, finish_reason={"type": "length", "length": 2})).finish_reason == "length"
 
 
-def test_rows_of_dense_layers_are_left_out(model: ModelSettings) -> None:
-    dense = model.model_copy(update={"num_layers": 3, "dense_layers": (1,)})
-    ids = experts(dense, 4)
-    ids[:, 1] = 255
-    response = decode(dense, answer(dense, routed_experts=encoded(ids)))
-    assert (response.routed_experts == ids[:, [0, 2]]).all()
-
-
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -201,6 +202,12 @@ def test_servers_that_are_lost_again_and_again_end_the_engine(start: Start) -> N
     engine.load(version(14))
     with pytest.raises(EngineDied, match="lost 4 times with one version"):
         engine.generate([request(2)], SAMPLING).result(60)
+
+
+def test_more_connections_than_the_system_allows_are_refused_at_the_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    with pytest.raises(ValueError, match=r"is 4000, but this process may open 4096 files .* lower servers\.requests_in_flight"):
+        start(num_servers=2, requests_in_flight=2000)
 
 
 def test_closing_answers_what_is_outstanding_and_can_be_repeated(start: Start) -> None:

@@ -15,7 +15,7 @@ from pipeline.launch.hosts import Host
 from pipeline.launch.placement import Place, place
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
-from pipeline.rollout.sglang.server import free_port, server_spec
+from pipeline.rollout.sglang.server import free_port, sections, server_spec
 
 
 def cell(preset: str, **overrides: object) -> CellSettings:
@@ -75,6 +75,11 @@ def test_a_server_on_another_node_listens_on_its_address_and_asks_for_a_key(mode
     spec = server_spec(cell("full"), 1, Place(1, (0,)), model, 1, host=host, key_file=model / "key.yaml")
     given = options(spec.command)
     assert spec.host == host and given["--host"] == "10.0.0.2" and given["--config"] == str(model / "key.yaml")
+
+
+def test_dense_layers_which_sglang_would_not_load_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.dense_layers \[0\]: SGLang takes every layer"):
+        sections(cell("rehearsal", model={"dense_layers": [0]}))
 
 
 def test_a_free_port_can_be_bound_and_is_not_one_that_systems_hand_out() -> None:

@@ -32,7 +32,7 @@ class Workflow:
     """Runs snakemake in a scratch folder that holds the Snakefile, the settings and the package of this repository."""
 
     def __init__(self, folder: Path, settings: dict) -> None:
-        self.folder, self.environment_extra = folder, {}
+        self.folder, self.environment_extra, self.timeout_s = folder, {}, 400
         for name in ("Snakefile", "config.yaml"):
             shutil.copy(REPOSITORY / name, folder / name)
         (folder / "pipeline").symlink_to(REPOSITORY / "pipeline")
@@ -53,7 +53,7 @@ class Workflow:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=self.timeout_s,
             check=False,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr

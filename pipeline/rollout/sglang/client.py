@@ -22,6 +22,8 @@ from pipeline.rollout.engine import SamplingSettings
 T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 20.0
+_KEEP_IDLE_S = 2.0  # less than the 5 s after which the server closes an idle connection, perhaps just as it is used again
+_CONTROL_CONNECTIONS = 4  # for probes and publications, beside those that generate
 _BODIES_AT_ONCE = 4  # of one server, read and decoded at a time: with routed experts one body can exceed 60 MB
 
 
@@ -82,7 +84,7 @@ class ServerClient:
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=in_flight + 4),  # a few for probes and control
+            limits=httpx.Limits(max_connections=in_flight + _CONTROL_CONNECTIONS, keepalive_expiry=_KEEP_IDLE_S),
             trust_env=False,  # a proxy of the environment has no business between the cell and its servers
             transport=transport,
         )

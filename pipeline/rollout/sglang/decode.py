@@ -99,14 +99,12 @@ def _versions(spans: Sequence[dict[str, Any]], tokens: int) -> NDArray[np.int32]
 
 
 def _experts(text: memoryview, rows: int, model: ModelSettings) -> NDArray[np.uint8]:
-    """uint8 [rows, layers with experts, k]; the server sends a row of ids for every layer, dense ones too."""
+    """uint8 [rows, layers, k]; every layer has experts (server.sections refuses dense ones)."""
     shape = (rows, model.num_layers, model.num_experts_per_token)
     try:
         experts = experts_from_base64(text, int(np.prod(shape))).reshape(shape)
     except ValueError as error:
         raise Unusable(f"routed experts of {rows} tokens: {error}") from error
-    if model.dense_layers:
-        experts = np.delete(experts, model.dense_layers, axis=1)
     if experts.size and experts.max() >= model.num_experts:
         raise Unusable(f"expert id {experts.max()} of a policy with {model.num_experts} experts")
     return experts

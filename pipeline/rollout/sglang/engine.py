@@ -31,7 +31,7 @@ from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
-from pipeline.rollout.sglang.fleet import Fleet, SpecOf
+from pipeline.rollout.sglang.fleet import Fleet, SpecOf, allow_connections
 from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Route, Target
 from pipeline.rollout.sglang.server import sections, server_spec
 
@@ -61,6 +61,8 @@ class SGLangEngine:
         spec_of: SpecOf | None = None,
     ) -> None:
         servers, cluster = sections(settings)
+        allow_connections(servers.num_servers * servers.requests_in_flight)
+        placement = place(settings)
         self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
         self.publications: list[Publication] = []
         if cluster.scratch is not None:
@@ -70,7 +72,6 @@ class SGLangEngine:
         hosts = tuple(hosts) or cell_hosts(cluster.num_nodes)
         self._publisher = Publisher(settings, logs, hosts[0].address)
         self._key_file = _write_key(logs / "servers-key.yaml", key) if key else None
-        placement = place(settings)
         # servers that cannot read the scratch folder get a version by broadcast alone, after a restart too
         self._from_scratch: Route = "disk" if cluster.scratch_shared or placement.servers_read_scratch else "distributed"
         self._fleet = Fleet(servers, spec_of or self._specs(model, hosts, placement.servers, text), logs, key, self._reload)

@@ -9,6 +9,7 @@ MAX_RESTARTS for one version is EngineDied.
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -25,6 +26,7 @@ from pipeline.sections import ServerSettings
 MAX_RESTARTS = 3
 _START_ATTEMPTS = 3  # another process may take the port between its choice and the server's start
 _WATCH_S = 0.5
+_OTHER_FILES = 256  # what else this process may hold open
 T = TypeVar("T")
 
 SpecOf = Callable[[int, int], ProcessSpec]  # (number of the server, port) -> its process
@@ -176,3 +178,16 @@ class Fleet:
                 await asyncio.to_thread(process.stop)
                 if attempt == _START_ATTEMPTS or "in use" not in str(error):
                     raise
+
+
+def allow_connections(count: int) -> None:
+    """Raise this process's limit of open files so that `count` connections fit, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ValueError(
+            f"servers.num_servers x servers.requests_in_flight is {count}, but this process may open {hard} files (ulimit -Hn); "
+            "lower servers.requests_in_flight"
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

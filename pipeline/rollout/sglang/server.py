@@ -26,9 +26,14 @@ _POLL_S = 0.5
 
 
 def sections(settings: CellSettings) -> tuple[ServerSettings, ClusterSettings]:
-    """The two sections that the servers are made from."""
+    """The two sections that the servers are made from. ValueError where there are none, or for a model that SGLang misreads."""
     if settings.servers is None or settings.cluster is None:
         raise ValueError(f"rollout.engine {settings.rollout.engine!r}: a cell without servers; set rollout.engine to sglang")
+    if settings.model.dense_layers:
+        raise ValueError(
+            f"model.dense_layers {list(settings.model.dense_layers)}: SGLang takes every layer of a Qwen3-MoE for one with experts "
+            "and would sample from weights that were never loaded; set rollout.engine to torch"
+        )
     return settings.servers, settings.cluster
 
 

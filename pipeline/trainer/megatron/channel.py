@@ -1,9 +1,9 @@
 """The connections between the controller and its ranks: every rank says that it lives, rank 0 also takes commands and answers.
 
 A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
-("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) before a rank ends with an error, and
-from rank 0 ("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain
-says that it lives, but its rounds do not grow.
+("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) when an error ends it, and from rank 0
+("row", row), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain says that it
+lives, but its rounds do not grow.
 """
 
 from __future__ import annotations
@@ -24,6 +24,22 @@ ADDRESS, KEY = "MEGATRON_CONTROLLER", "MEGATRON_CONTROLLER_KEY"
 _BEAT_S = 1.0
 _POLL_S = 0.5
 _SETTLE_S = 3.0  # when one rank dies, others follow; so long to find out which was first
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the controller tells every rank first. settings: a CellSettings as JSON.  base: a folder of Hugging Face weights."""
+
+    settings: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Generating:
+    """The version that generated a batch: the denominator `rollout_weights` computes log-probs with it."""
+
+    version: int
+    folder: str | None
 
 
 class RankChannel:
@@ -66,7 +82,6 @@ class _Peer:
     heard: float = field(default_factory=time.monotonic)
     rounds: int = -1
     grew: float = field(default_factory=time.monotonic)
-    failure: str | None = None
     ended: float | None = None
 
 
@@ -118,7 +133,7 @@ class ControllerChannel:
             if value != peer.rounds:
                 peer.rounds, peer.grew = value, peer.heard
         elif kind == "failed":
-            peer.failure = value
+            peer.ended = peer.heard
         else:
             return kind, value
         return None
@@ -135,7 +150,7 @@ class ControllerChannel:
         dead = [peer for peer in self._peers if peer.process.exit_code is not None]
         blamed = (signalled or ended or dead)[0]
         if blamed.process.exit_code is None:
-            raise EngineDied(f"{blamed.process.spec.name} closed its connection; the end of its log:\n{blamed.process.tail()}")
+            raise EngineDied(f"{blamed.process.spec.name} failed; the end of {blamed.process.log}:\n{blamed.process.tail()}")
         raise EngineDied(blamed.process.death())
 
     def _check_stall(self, now: float, limit: float) -> None:

@@ -187,7 +187,6 @@ def _set_rng(_: ModuleType) -> Callable[..., None]:
 
 _REPLACEMENTS: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
     "transformer.moe.moe_utils": {
-        "te_general_gemm": lambda _: None,  # megatron-core forgets to define it where TransformerEngine is missing
         "maybe_move_tensor_to_cpu": _counts_as_numpy,
     },
     "transformer.torch_norm": {"WrappedTorchNorm": _norm_with_sequence_parallelism},

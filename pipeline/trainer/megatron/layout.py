@@ -69,8 +69,8 @@ def sections(settings: CellSettings) -> tuple[MegatronSettings, ClusterSettings]
     return settings.megatron, settings.cluster
 
 
-def check(model: ModelSettings, megatron: MegatronSettings) -> None:
-    """Raise ValueError, with the remedy, where the model's sizes do not divide as the layout asks."""
+def check(model: ModelSettings, megatron: MegatronSettings, cluster: ClusterSettings) -> None:
+    """Raise ValueError, with the remedy, where the model's sizes do not divide as the layout asks or the machine cannot do it."""
     tensor, pipeline, expert = megatron.tensor_parallel, megatron.pipeline_parallel, megatron.expert_parallel
     divisions = [
         ("vocab_size", model.vocab_size, "tensor_parallel", tensor),
@@ -86,8 +86,17 @@ def check(model: ModelSettings, megatron: MegatronSettings) -> None:
             raise ValueError(f"model.{what} {size} cannot be cut into megatron.{setting} {parts} equal parts; choose a divisor")
     if megatron.optimizer_offload and not megatron.distributed_optimizer:
         raise ValueError("megatron.optimizer_offload needs megatron.distributed_optimizer, which it is a part of; turn both on")
+    if cluster.device == "cpu" and (megatron.optimizer_offload or megatron.layer_spec == "transformer_engine"):
+        raise ValueError(
+            f"megatron.optimizer_offload {megatron.optimizer_offload} and layer_spec {megatron.layer_spec!r}: both need CUDA, "
+            "and cluster.device is 'cpu'; use false and 'local'"
+        )
     if megatron.layer_spec == "transformer_engine" and megatron.dtype == "float32":
         raise ValueError("megatron.layer_spec transformer_engine has no float32 attention; use dtype bfloat16 or layer_spec local")
+
+
+class Refusal(ValueError):
+    """A ValueError that every rank raises at the same place: all of them can go on with the next command."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +108,12 @@ class Groups:
     device: torch.device
 
     def agree(self, problem: str | None) -> None:
-        """Raise the same ValueError on all ranks if one of them has a problem. Every rank calls."""
+        """Raise the same Refusal on all ranks if one of them has a problem. Every rank calls."""
         problems: list[str | None] = [None] * self.layout.num_ranks
         dist.all_gather_object(problems, problem, group=self.control)
         told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
         if told:
-            raise ValueError("; ".join(told))
+            raise Refusal("; ".join(told))
 
 
 # while rollouts are generated, ranks wait for their next command as long as it takes; the controller ends them if it dies

@@ -17,6 +17,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
@@ -124,6 +125,8 @@ def _sizes(model: ModelSettings) -> dict[str, Any]:
 
 def build(model: ModelSettings, megatron: MegatronSettings, groups: Groups, routing_replay: bool) -> DistributedDataParallel:
     """This rank's part of the policy with arbitrary weights; gradients add up in float32 over micro-batches and data ranks."""
+    # megatron-core forgets to define it where TransformerEngine is missing
+    vars(moe_utils).setdefault("te_general_gemm", None)
     # nothing here draws random numbers; an inference tracker keeps megatron-core from forking generators around every layer
     model_parallel_cuda_manual_seed(0, inference_rng_tracker=True)
     config = transformer_config(model, megatron, groups.device, routing_replay)

@@ -7,33 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.trainer.megatron.files import write_files
 from pipeline.trainer.megatron.names import Source, hugging_face
 from pipeline.trainer.megatron.weights import Weights
 
-SHARD_BYTES = 4 << 30
 
-
-def write_shards(folder: Path, version: int, weights: Weights) -> None:
+def write_weights(folder: Path, version: int, weights: Weights) -> None:
     """Fill `folder`, which exists, with this rank's files. Every rank calls; it is complete when all have returned."""
-    shard: dict[str, Tensor] = {}
-    size = number = 0
-    for name, tensor in _owned(weights):
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            _write(folder, weights.groups.layout.rank, number, version, shard)
-            shard, size, number = {}, 0, number + 1
-        shard[name] = tensor.cpu()
-        size += tensor.nbytes
-    if shard:
-        _write(folder, weights.groups.layout.rank, number, version, shard)
-
-
-def _write(folder: Path, rank: int, number: int, version: int, tensors: dict[str, Tensor]) -> None:
-    safetensors.torch.save_file(tensors, folder / f"model-{rank:05}-{number:05}.safetensors", {"version": str(version)})
+    write_files(folder, f"model-{weights.groups.layout.rank:05}", _owned(weights), {"version": str(version)})
 
 
 def _owned(weights: Weights) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """A training rank: python -m pipeline.trainer.megatron.rank, with torchrun's environment and the controller's address and key.
 
 It reads its job from the controller, sets up its part of the policy, and then takes part in every command that rank 0 hands on:
-train, publish, save, restore. A ValueError that all ranks agree on is the command's answer; anything else ends the rank.
+train, publish, save, restore. A Refusal, which all ranks raise together, is the command's answer; anything else ends the rank.
 """
 
 # pyright: reportMissingImports=false
@@ -11,7 +11,6 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,12 @@ import torch.distributed as dist
 from pipeline.config import CellSettings
 from pipeline.records import RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout, state
-from pipeline.trainer.megatron.channel import RankChannel
+from pipeline.trainer.megatron.channel import Generating, Job, RankChannel
 from pipeline.trainer.megatron.names import parameter_sources
 from pipeline.trainer.megatron.packing import on_device
-from pipeline.trainer.megatron.slices import StoredSlices
 from pipeline.trainer.megatron.weights import Weights
 from pipeline.trainer.microbatches import micro_batches
 from pipeline.trainer.step import optimizer_step, with_constants
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the controller tells every rank first. settings: a CellSettings as JSON.  base: a folder of Hugging Face weights."""
-
-    settings: str
-    base: str
-
-
-@dataclass(frozen=True)
-class Generating:
-    """The version that generated a batch: the denominator `rollout_weights` computes log-probs with it."""
-
-    version: int
-    folder: str | None
 
 
 class RankTrainer:
@@ -95,7 +77,7 @@ class RankTrainer:
     def _take_generating(self, generating: Generating) -> None:
         if self._generating is None or self._generating.version != generating.version:
             if generating.folder is None:
-                raise ValueError(f"version {generating.version} has no folder that the ranks could read; publish it to one")
+                raise layout.Refusal(f"version {generating.version} has no folder that the ranks could read; publish it to one")
             self.passes.frozen["generating"] = self.weights.frozen(Path(generating.folder))
             self._generating = generating
 
@@ -119,21 +101,21 @@ class RankTrainer:
         dist.barrier(self.groups.control)
 
     def _write_weights(self, folder: Path) -> None:
-        from pipeline.trainer.megatron.publication import write_shards
+        from pipeline.trainer.megatron.publication import write_weights
 
         if self.groups.layout.rank == 0:
             folder.mkdir()
         dist.barrier(self.groups.control)
-        write_shards(folder, self.version, self.weights)
+        write_weights(folder, self.version, self.weights)
         dist.barrier(self.groups.control)
 
     def restore(self, folder: str) -> int:
-        """Continue from a folder filled by `save`; ValueError on all ranks, and nothing changed, where one cannot read its part."""
+        """Continue from a folder filled by `save`; Refusal, and nothing changed, where a rank cannot read its part."""
         found, problem = None, None
         try:
             found = state.read(Path(folder), self.groups.layout)
             state.check(found, self.optimizer.adams)
-            StoredSlices(Path(folder) / state.WEIGHTS)
+            self.weights.check(Path(folder) / state.WEIGHTS)
         except ValueError as error:
             problem = str(error)
         self.groups.agree(problem)
@@ -172,7 +154,7 @@ def serve(trainer: RankTrainer, commands: _Commands) -> None:
         name, arguments = commands.next()
         try:
             commands.answer("done", _run(trainer, commands, name, arguments))
-        except ValueError as error:
+        except layout.Refusal as error:
             commands.answer("refused", str(error))
 
 

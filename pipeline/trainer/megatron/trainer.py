@@ -26,8 +26,7 @@ from pipeline.launch.placement import place
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
-from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel
-from pipeline.trainer.megatron.rank import Generating, Job
+from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
 
 _SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
 
@@ -77,9 +76,11 @@ class MegatronTrainer:
 
     def __init__(self, settings: CellSettings, base: Path, logs: Path) -> None:
         megatron, cluster = layout.sections(settings)
-        layout.check(settings.model, megatron)
+        layout.check(settings.model, megatron, cluster)
         self.settings, self.version = settings, 0
-        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch))
+        if cluster.scratch is not None:
+            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch)).resolve()
         self._processes: list[Process] = []
         self._channel: ControllerChannel | None = None
         key = secrets.token_bytes(32)
@@ -140,8 +141,7 @@ class MegatronTrainer:
         return self._answer()
 
     def _send(self, command: str, **arguments: Any) -> None:
-        if self._channel is None:
-            raise RuntimeError("the trainer has been closed")
+        assert self._channel is not None
         self._channel.send((command, arguments))
 
     def _answer(self, patience_s: float | None = None) -> Any:

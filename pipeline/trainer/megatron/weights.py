@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pipeline.broadcast.published import shards
 from pipeline.sections import ModelSettings
+from pipeline.trainer.megatron.files import StoredTensors
 from pipeline.trainer.megatron.layout import Groups
 from pipeline.trainer.megatron.names import Source, assemble
-from pipeline.trainer.megatron.slices import StoredSlices
 
 
 class Weights:
@@ -36,12 +37,19 @@ class Weights:
         for name, value in self._read(folder):
             self.parameters[name].copy_(value)
 
+    def check(self, folder: Path) -> None:
+        """Raise ValueError where `load` would, but for sizes; reads headers only."""
+        stored = StoredTensors(shards(folder))
+        for source in self.sources.values():
+            for name in source.tensors:
+                stored.shape(name)
+
     def frozen(self, folder: Path) -> dict[str, Tensor]:
         """The same slices in host memory, in the model's dtype."""
         return {name: self._host_copy(value.to(self.parameters[name].dtype)) for name, value in self._read(folder)}
 
     def _read(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
-        slices = StoredSlices(folder)
+        slices = StoredTensors(shards(folder))
         for name, source in self.sources.items():
             value = assemble(source, slices, self.groups.layout, self.model.head_dim)
             if value.shape != self.parameters[name].shape:
@@ -58,7 +66,7 @@ class Weights:
     @contextmanager
     def lent_to(self, others: Mapping[str, Tensor]) -> Iterator[None]:
         """Put `others` into the model's storage; afterwards its own weights are back, bit for bit, or RuntimeError is raised."""
-        before = {name: _bits(parameter) for name, parameter in self.parameters.items()}
+        before = {name: _sum(parameter) for name, parameter in self.parameters.items()}
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if name in self._resident:
@@ -73,10 +81,14 @@ class Weights:
                 for name, parameter in self.parameters.items():
                     parameter.copy_(self._resident[name])
         for name, parameter in self.parameters.items():
-            if _bits(parameter) != before[name] or not torch.equal(parameter.cpu(), self._resident[name]):
+            if _sum(parameter) != before[name] or not torch.equal(_bits(parameter.cpu()), _bits(self._resident[name])):
                 raise RuntimeError(f"the weights of {name} changed while they were swapped out; this is a fault, not a setting")
 
 
-def _bits(values: Tensor) -> int:
-    """A sum over the bit patterns."""
-    return int(values.detach().view(torch.int32 if values.element_size() == 4 else torch.int16).sum(dtype=torch.int64))
+def _bits(values: Tensor) -> Tensor:
+    return values.detach().view(torch.int32 if values.element_size() == 4 else torch.int16)
+
+
+def _sum(values: Tensor) -> int:
+    """Of the bit patterns."""
+    return int(_bits(values).sum(dtype=torch.int64))

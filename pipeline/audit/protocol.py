@@ -1,0 +1,108 @@
+"""When the published runs were evaluated, and where the table and the published curves can be laid side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import pandas as pd
+
+from pipeline.assemble.reference import Reference
+from pipeline.rollout.schedule import Schedule
+
+SHARED_POINTS = 5  # fewer equal points of two curves may be accident
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The evaluation protocol as the paper states it: how many responses a score averages, and at which steps it is taken."""
+
+    problems: int
+    samples: int
+    runs_averaged: int
+    interval: int
+    steps: int
+
+    @classmethod
+    def of(cls, reference: Reference) -> Protocol:
+        return cls(**reference.claims["paper"]["evaluation"], steps=reference.num_steps)
+
+    def evaluated(self) -> range:
+        """The steps (counted from 0) after which an evaluation takes place: every `interval`-th."""
+        return range(self.interval - 1, self.steps, self.interval)
+
+    def versions(self, broadcast_interval: int) -> int:
+        """How many different weights the evaluations score where weights are published every `broadcast_interval` steps."""
+        schedule = Schedule(True, broadcast_interval, 1, self.steps, self.interval)
+        return len({schedule.published_version(step + 1) for step in self.evaluated()})
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two published runs of different cells that share points: `points` equal (step, value) pairs of `common` common steps."""
+
+    first: str
+    second: str
+    points: int
+    common: int
+
+
+def impossible_steps(reference: Reference, protocol: Protocol) -> list[int]:
+    """Best steps of Table 1 at which the protocol evaluates nothing."""
+    return [int(step) for step in reference.table["best_step"] if step not in protocol.evaluated()]
+
+
+def score_curves(reference: Reference) -> pd.DataFrame:
+    """Per published score curve: its maximum with the step, its value at the table's best step, and the table's value."""
+    curves = reference.curves[reference.curves["metric"] == "aime24"]
+    rows = []
+    for figure, method, lag in dict.fromkeys(zip(curves["figure"], curves["method"], curves["lag"], strict=True)):
+        curve, cell = reference.curve(figure, method, lag, "aime24"), reference.row(method, lag)
+        assert cell is not None, f"the table has no {method} at lag {lag}"
+        rows.append(
+            {
+                "figure": figure, "label": cell["label"], "lag": lag, "table": cell["aime24"], "table_step": cell["best_step"],
+                "maximum": curve.max(), "maximum_step": int(curve.idxmax()), "there": curve.get(cell["best_step"]),
+                "last_step": int(curve.index.max()),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def mismatch_coverage(reference: Reference) -> pd.DataFrame:
+    """Per cell of the table: the last step that any of its published mismatch curves reaches (NaN: none), the table's best step
+    and mismatch, and the largest published value.
+    """
+    curves = reference.curves[reference.curves["metric"] == "mismatch"]
+    groups = curves.groupby(["method", "lag"])
+    reached = groups.agg(last_step=("step", "max"), largest=("value", "max"), runs=("run", "nunique"))
+    return reference.table.join(reached, on=["method", "lag"])
+
+
+def overlaps(reference: Reference) -> list[Overlap]:
+    """Pairs of runs of different cells with at least SHARED_POINTS equal points, most first."""
+    curves = reference.curves[reference.curves["metric"] == "mismatch"]
+    points, cell = {}, {}
+    for run, frame in curves.groupby("run"):
+        points[run] = set(zip(frame["step"], frame["value"], strict=True))
+        cell[run] = _name(reference, *frame[["method", "lag"]].iloc[0])
+    found = []
+    for a, b in combinations(points, 2):
+        equal = len(points[a] & points[b])
+        if cell[a] != cell[b] and equal >= SHARED_POINTS:
+            common = len({step for step, _ in points[a]} & {step for step, _ in points[b]})
+            found.append(Overlap(f"{cell[a]} (`{a}`)", f"{cell[b]} (`{b}`)", equal, common))
+    return sorted(found, key=lambda pair: -pair.points)
+
+
+def _name(reference: Reference, method: str, lag: str) -> str:
+    row = reference.row(method, lag)
+    return f"{row['label']} lag {lag}" if row else method
+
+
+def protocols_share(reference: Reference, fits: Sequence[bool]) -> Counter[tuple[str, bool]]:
+    """How many values of each family (SAT, DPPO, baselines) fit a grid, by (family, fits)."""
+    family = ["SAT" if m.startswith("sat") else "DPPO" if m == "dppo" else "baselines" for m in reference.table["method"]]
+    return Counter(zip(family, fits, strict=True))

@@ -1,0 +1,258 @@
+"""The plan of a run before anything is launched: every cell's time and tokens as intervals, memory and disk, and the totals.
+
+A cell's low end takes the shortest responses and the best of every rate, its high end the longest and the worst; the truth lies
+inside if every constant does (docs/planning.md). results/<preset>/plan.json holds the plan, to be compared with what is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.artifacts import Cell
+from pipeline.config import CellSettings, Settings
+from pipeline.planning import storage
+from pipeline.planning.constants import LENGTH_SPREAD, Pace, Rates
+from pipeline.planning.interval import Interval
+from pipeline.planning.model_size import ModelSize
+from pipeline.planning.placement import Placement, placement_of
+from pipeline.planning.timing import Lengths, folder_s, generation_s, training_s, transport_s
+from pipeline.planning.workload import Workload, workload_of
+
+SCHEMA = 1
+_LONGEST_OVER_MEAN = 8.0  # the longest of thousands of log-normal lengths with sd = mean, where the cap does not come first
+
+
+@dataclass(frozen=True)
+class CellTimes:
+    """Seconds of one cell by part, over the whole run, at one end of the interval; total also has start-up and what overlaps."""
+
+    generate: float
+    train: float
+    reference_kl: float
+    quantile: float
+    publish: float
+    evaluate: float
+    checkpoint: float
+    total: float
+
+
+@dataclass(frozen=True)
+class CellEstimate:
+    """One cell's plan. low, high: its times at either end. batch_s: one rollout batch with its
+    optimizer steps and publication."""
+
+    cell: Cell
+    workload: Workload
+    low: CellTimes
+    high: CellTimes
+    num_devices: int
+    checkpoint: storage.CheckpointSize
+    checkpoint_write_s: Interval
+    batch_s: Interval
+    host_bytes: Interval
+    scratch_bytes: float
+    log_bytes: float
+    rollout_bytes_per_step: Interval
+
+    def part(self, name: str) -> Interval:
+        return Interval(getattr(self.low, name), getattr(self.high, name))
+
+    @property
+    def wall_s(self) -> Interval:
+        return self.part("total")
+
+    @property
+    def gpu_hours(self) -> Interval:
+        return self.wall_s * (self.num_devices / 3600)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a run, on one placement."""
+
+    settings: Settings
+    size: ModelSize
+    placement: Placement
+    cells: tuple[CellEstimate, ...]
+
+    @property
+    def gpu_hours(self) -> Interval:
+        return sum((cell.gpu_hours for cell in self.cells), Interval.point(0.0))
+
+    @property
+    def running_disk_bytes(self) -> float:
+        """Disk for the checkpoints of all cells at once."""
+        return sum(cell.checkpoint.running_bytes for cell in self.cells)
+
+    @property
+    def finished_disk_bytes(self) -> float:
+        return sum(cell.checkpoint.finished_bytes for cell in self.cells)
+
+
+def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | None = None, rates: Rates | None = None) -> Plan:
+    """Estimate every cell of `settings`.
+
+    gpu: what the cluster's GPUs are.  response_tokens: mean response length, if known.  rates: in place of the placement's own.
+    """
+    placement, size = placement_of(settings, gpu), ModelSize.of(settings.model)
+    placement = replace(placement, rates=rates) if rates else placement
+    estimates = tuple(
+        estimate_cell(
+            cell,
+            settings.cell(cell),
+            workload_of(
+                settings.cell(cell),
+                settings.problems.evaluation_count,
+                settings.problems.scoring_count,
+                placement.ranks.recompute,
+                response_tokens,
+            ),
+            size,
+            placement,
+        )
+        for cell in settings.all_cells()
+    )
+    return Plan(settings, size, placement, estimates)
+
+
+def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement) -> CellEstimate:
+    """Put the parts of one cell together."""
+    interval = settings.trainer.checkpoint_interval
+    steps = workload.batches * workload.steps_per_batch
+    versions = 2 if workload.asynchronous else 1  # the newest, and the one that samples the next batch
+    checkpoint = storage.checkpoint_size(size, placement.ranks, versions)
+    paces = [placement.rates.pace(best) for best in (True, False)]
+    low, high = (
+        cell_times(workload, size, placement, pace, lengths_of(workload, best), checkpoint, steps // interval)
+        for pace, best in zip(paces, (True, False), strict=True)
+    )
+    writes = Interval(*(checkpoint.write_s(pace) for pace in paces))
+    batch = Interval(*(_batch_s(workload, times, placement.shared) for times in (low, high)))
+    tokens = workload.responses_per_batch * (workload.response_tokens.value + workload.prompt_tokens.value)
+    in_flight = tokens * (1 + workload.flight if workload.asynchronous else 1)
+    replay = workload.routing_replay
+    host = Interval(
+        *(
+            storage.host_bytes(size, placement.servers, placement.ranks, pace, count, replay, bool(workload.passes.reference_kl))
+            for pace, count in zip(paces, in_flight.pair(), strict=True)
+        )
+    )
+    return CellEstimate(
+        cell=cell,
+        workload=workload,
+        low=low,
+        high=high,
+        num_devices=placement.num_devices,
+        checkpoint=checkpoint,
+        checkpoint_write_s=writes,
+        batch_s=batch,
+        host_bytes=host,
+        scratch_bytes=storage.scratch_bytes(checkpoint, versions),
+        log_bytes=storage.log_bytes(steps, workload.evaluated_versions * workload.evaluation_responses),
+        rollout_bytes_per_step=Interval(
+            *(storage.rollout_bytes(size, count / workload.steps_per_batch, replay) for count in tokens.pair())
+        ),
+    )
+
+
+def lengths_of(workload: Workload, best: bool) -> Lengths:
+    """Lengths at one end of the interval."""
+    prompt, response = workload.prompt_tokens.value, workload.response_tokens.value
+    mean = response.low if best else response.high
+    cap = workload.max_response_tokens
+    longest = min(_LONGEST_OVER_MEAN * mean, cap) if best else cap
+    return Lengths(prompt.low if best else prompt.high, mean, longest, LENGTH_SPREAD.value.low)
+
+
+def cell_times(
+    workload: Workload,
+    size: ModelSize,
+    placement: Placement,
+    pace: Pace,
+    lengths: Lengths,
+    checkpoint: storage.CheckpointSize,
+    num_checkpoints: int,
+) -> CellTimes:
+    """Seconds of one cell at one pace.
+
+    Asynchronous: generation (with evaluations, which the servers do) and training overlap on GPUs of their own, and the slower one
+    counts. On shared processors at worst both count.
+    """
+    device, servers, ranks = placement.device, placement.servers, placement.ranks.count
+
+    def generated(responses: float, group_size: int) -> float:
+        return generation_s(size, device, servers, pace, lengths, responses, group_size)
+
+    def trained(passes: float) -> float:
+        return training_s(size, ranks, pace, lengths, workload.responses, passes)
+
+    flights = workload.batches / workload.flight
+    generate = flights * generated(workload.flight * workload.responses_per_batch, workload.group_size)
+    evaluate = workload.evaluated_versions * generated(workload.evaluation_responses, 1)
+    train = trained(workload.passes.total)
+    publish = workload.publications * _publish_s(size, placement, pace)
+    save = num_checkpoints * checkpoint.write_s(pace)
+    first = generate / flights
+    slow = pace == placement.rates.pace(best=False)
+    if workload.asynchronous and not (placement.shared and slow):
+        loop = first + max(generate + evaluate, train)
+    else:
+        loop = generate + evaluate + train
+    scoring = generated(workload.scoring_responses, 1)
+    return CellTimes(
+        generate=generate,
+        train=train,
+        reference_kl=trained(workload.passes.reference_kl),
+        quantile=trained(workload.passes.quantile),
+        publish=publish,
+        evaluate=evaluate + scoring,
+        checkpoint=save,
+        total=pace.startup_s + loop + publish + save,
+    )
+
+
+def _publish_s(size: ModelSize, placement: Placement, pace: Pace) -> float:
+    """One publication: the folder that every version becomes, and the way to the servers."""
+    return folder_s(size, pace, placement.ranks.weight_bytes) + transport_s(size, pace, placement.ranks.weight_bytes)
+
+
+def _batch_s(workload: Workload, times: CellTimes, shared: bool) -> float:
+    """One rollout batch: from one boundary at which a checkpoint can be taken to the next."""
+    both = times.generate + times.train
+    loop = max(times.generate, times.train) if workload.asynchronous and not shared else both
+    return (loop + times.publish) / workload.batches
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The content of plan.json. wall_s is comparable with wall_s.total of run.json; scoring, a rule of its own, is not in it."""
+    return {
+        "schema": SCHEMA,
+        "preset": plan.settings.preset,
+        "device": plan.placement.device.name,
+        "num_devices": plan.placement.num_devices,
+        "gpu_hours": plan.gpu_hours.pair(),
+        "disk_bytes": {"running": plan.running_disk_bytes, "finished": plan.finished_disk_bytes},
+        "cells": [_cell_json(cell) for cell in plan.cells],
+    }
+
+
+def _cell_json(estimate: CellEstimate) -> dict[str, Any]:
+    cell, workload = estimate.cell, estimate.workload
+    names = ("generate", "train", "reference_kl", "quantile", "publish", "evaluate", "checkpoint")
+    return {
+        "method": cell.method,
+        "lag": cell.lag,
+        "seed": cell.seed,
+        "wall_s": estimate.wall_s.pair(),
+        "gpu_hours": estimate.gpu_hours.pair(),
+        "tokens": workload.tokens.pair(),
+        "parts_s": {name: estimate.part(name).pair() for name in names},
+        "batch_s": estimate.batch_s.pair(),
+        "lag_histogram": {str(lag): count for lag, count in workload.lag_histogram.items()},
+        "checkpoint_bytes": estimate.checkpoint.bytes,
+        "checkpoint_write_s": estimate.checkpoint_write_s.pair(),
+        "host_bytes": estimate.host_bytes.pair(),
+        "scratch_bytes": estimate.scratch_bytes,
+        "log_bytes": estimate.log_bytes,
+    }

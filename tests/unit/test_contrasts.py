@@ -1,0 +1,91 @@
+"""Differences between cells and what an undecided comparison could have shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pipeline.assemble.collect import summarise
+from pipeline.assemble.contrasts import contrasts, pairs
+from pipeline.assemble.evidence import Evidence
+from pipeline.assemble.figures import FIGURES
+from pipeline.assemble.reference import read_reference
+from pipeline.assemble.runs import read_results
+from pipeline.assemble.table1 import rows_of
+from pipeline.assemble.undecided import resolution, summary
+from pipeline.evaluation.estimators import Interval, holm
+from tests.unit import synthetic_results as synthetic
+
+ABOVE = {"statistic": "accuracy", "direction": "above", "threshold": 0.0}
+
+
+def test_pairs_differ_in_one_thing():
+    found = list(pairs())
+    assert Counter(what for what, _, _ in found) == {"lag": 13, "R3": 12, "SAT": 8, "TIS": 8}
+    assert ("SAT", "sat-gspo-r3@8", "gspo-r3@8") in found and ("lag", "dppo@8", "dppo@1") in found
+    assert not any(a.startswith("dppo") for what, a, _ in found if what != "lag")
+
+
+def test_differences_are_those_of_the_scores_and_corrected_over_the_list(tmp_path, monkeypatch):
+    made = synthetic.write_run(tmp_path, synthetic.World({}, seed_sd=0.0), synthetic.cells(["grpo", "sat-grpo"], ["1", "8"]))
+    monkeypatch.chdir(tmp_path)
+    results = read_results(made.layout, made.settings)
+    found = contrasts(results)
+    assert [(item.a, item.b) for item in found] == [
+        ("grpo@8", "grpo@1"), ("sat-grpo@8", "sat-grpo@1"), ("sat-grpo@1", "grpo@1"), ("sat-grpo@8", "grpo@8"),
+    ]  # fmt: skip
+    difference = results.scored("grpo", "8", "last").mean() - results.scored("grpo", "1", "last").mean()
+    assert found[0].estimate == pytest.approx(difference) and found[0].low < difference < found[0].high
+    assert [item.p_holm for item in found] == pytest.approx(holm([item.p_value for item in found]))
+    assert found[0].label == "GRPO: lag 8 − lag 1" and found[3].label == "SAT-GRPO − GRPO, lag 8"
+
+
+def test_a_variant_is_a_row_of_its_own_beside_its_method(tmp_path, monkeypatch):
+    """Collected, in a block of Table 1, compared with its method, and kept out of the figures of the paper's rows."""
+    overrides = {"ablations": ["eps_high_0.28"], **synthetic.cells(["grpo", "gspo", "sat-grpo", "sat-gspo"], ["8"])}
+    made = synthetic.write_run(tmp_path, synthetic.World({}), overrides)
+    monkeypatch.chdir(tmp_path)
+    results = read_results(made.layout, made.settings)
+    assert len(results.runs) == 8 and results.gaps == ()
+    rows = rows_of(results, summarise(results))
+    assert [row.label for row in rows if row.block == "variants"] == [
+        f"{label}, eps high 0.28" for label in ("GRPO", "GSPO", "SAT-GRPO", "SAT-GSPO")
+    ]
+    settings = [item for item in contrasts(results) if item.what == "setting"]
+    assert settings[0].label == "GRPO, eps high 0.28 − GRPO, lag 8" and len(settings) == 4
+    plotted = FIGURES["figure4"].draw(results, read_reference()).data
+    assert not any("+" in method for method in plotted["method"])
+
+
+def item(low: float, high: float, paper: float | None, finding: str = "undecided") -> Evidence:
+    return Evidence("", finding, "", Interval((low + high) / 2, low, high, 0.95, ()), paper)
+
+
+def test_an_undecided_difference_tells_its_power_at_the_paper_s_value():
+    """Half width 1.96 x 1 point: 2.8 points are found with chance 0.8, a true 1.96 with chance one half."""
+    found = resolution(item(-0.0096, 0.0296, 0.0196), ABOVE)
+    assert found.power == pytest.approx(0.5, abs=0.001) and found.smallest == pytest.approx(2.80, abs=0.01)
+    assert resolution(item(-0.01, 0.03, -0.01), ABOVE).power is None  # the paper's value lies on the other side
+    assert resolution(item(0.01, 0.03, 0.02, "supports"), ABOVE) is None
+
+
+def test_a_ratio_is_resolved_as_a_factor():
+    rule = {"statistic": "mismatch_ratio", "direction": "below", "threshold": 1.0}
+    half = 1.96 * 0.1
+    found = resolution(item(float(np.exp(-half)), float(np.exp(half)), float(np.exp(-0.196))), rule)
+    assert found.power == pytest.approx(0.5, abs=0.001) and found.smallest == pytest.approx(np.exp(0.28), abs=0.002)
+
+
+def test_a_claim_gives_the_median_of_its_undecided_comparisons():
+    power, text = summary([item(-0.0096, 0.0296, 0.0196), item(0.1, 0.2, 0.1, "supports")], ABOVE)
+    assert (
+        power == pytest.approx(0.5, abs=0.001) and text == "power 0.50 at the paper's difference; found with chance 0.8: 2.8 points"
+    )
+    runs = [Evidence("", "undecided", "1 of 3 collapsed", runs=3)]
+    assert summary(runs, {"statistic": "collapse"}) == (
+        pytest.approx(0.729),
+        "power 0.73 if each run did as claimed with chance 0.9",
+    )
+    assert summary([], ABOVE) == (None, "")
