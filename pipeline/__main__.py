@@ -254,7 +254,9 @@ def plan(
     settings: Annotated[Path | None, typer.Option(help="Resolved settings of a run, e.g. state/full/settings/run.json.")] = None,
     gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
     response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
-    signal_lead: Annotated[float | None, typer.Option(help="Seconds between a job's signal and its time limit, checked.")] = None,
+    signal_lead: Annotated[
+        float | None, typer.Option(help="Seconds between a job's signal and its limit, if not job.signal_lead_s.")
+    ] = None,
     measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
     simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
@@ -270,7 +272,8 @@ def plan(
     else:
         run = config.load_settings(overrides={"preset": preset} if preset else None)
     tokens = Interval.parse(response_tokens) if response_tokens else None
-    options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
+    lead = run.job.signal_lead_s if signal_lead is None else signal_lead
+    options = PlanOptions(gpu, tokens, lead, measured, published, simulate)
     plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
 
 

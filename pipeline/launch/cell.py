@@ -40,8 +40,8 @@ def train_cell(
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
     State lives in state_root/<fingerprint of settings, problems and base policy>; where a cell runs (section cluster) is no part of
-    it. Unfinished state is resumed; a finished cell's results are handed out again, unless `retrain`: then its state is set aside and
-    training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
+    it. Unfinished state is resumed; a finished cell's results are handed out again, unless `retrain`: then its state is set aside
+    and training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
@@ -54,7 +54,12 @@ def train_cell(
         sha256(problems / "evaluation.parquet"),
     )
     folder = state_root / identity
-    with stop_on_signals() as stop, lease(state_root, stop), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
+    with (
+        stop_on_signals() as stop,
+        lease(state_root, stop),
+        FailureRecord(folder, fingerprint(settings)),
+        Heartbeat(state_root / HEARTBEAT),
+    ):
         kept = folder / KEPT
         if retrain and _finished_before(kept, started):
             os.replace(folder, _aside(folder))
@@ -80,9 +85,7 @@ def hand_out(folder: Path, results: Path) -> None:
         shutil.rmtree(folder / superfluous, ignore_errors=True)
 
 
-def _train(
-    settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str, stop: Stop
-) -> CellState:
+def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str, stop: Stop) -> CellState:
     """Run the loop to its end, from its last checkpoint where there is one."""
     trainer = policy_trainer(settings, base_policy, folder / "logs")
     engine = rollout_engine(settings, base_policy, inputs.tokenizer, folder / "logs")

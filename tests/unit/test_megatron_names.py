@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.launch.placement import place
 from pipeline.config import load_settings
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
@@ -154,5 +153,7 @@ def test_layouts_that_do_not_fit_are_refused(change, message) -> None:
     check(settings.model, settings.megatron, settings.cluster)
     with pytest.raises(ValueError, match="both need CUDA"):
         check(settings.model, settings.megatron, settings.cluster.model_copy(update={"device": "cpu"}))
-    with pytest.raises(ValueError, match=r"num_ranks 4 exceeds cluster\.gpus_per_node 2"):
-        place(settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"gpus_per_node": 2})}))
+            settings.cell(Cell("grpo", "8", 0)).model_copy(
+                update={"cluster": settings.cluster.model_copy(update={"gpus_per_node": 2})}
+            )
+        )

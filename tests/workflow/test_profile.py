@@ -28,7 +28,7 @@ def test_the_profile_plans_the_paper_s_cells_and_the_bare_command_the_laptop_s(t
     shown = workflow.snakemake("--profile", "slurm", "-n")
     assert "results/full/cells/sat-gspo-r3/lag8/seed0/run.json" in shown and "results/tiny" not in shown
     (resources,) = set(re.findall(r"^rule train_cell:.*?^    resources: (.*?)$", shown, re.MULTILINE | re.DOTALL))
-    for part in ("nodes=1", "mpi=", "gres=gpu:8", "runtime=1440", "mem_mb=900000", "cpus_per_task=64", "--signal=USR1@1800"):
+    for part in ("nodes=1", "mpi=", "gres=gpu:8", "runtime=1440", "mem_mb=900000", "cpus_per_task=64", "--signal=USR1@3600"):
         assert part in resources
     assert workflow.planned("--profile", "slurm", "--config", "seeds=3")["train_cell"] == 99
     assert "results/full" not in workflow.snakemake("-n")
