@@ -255,7 +255,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
     response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
     signal_lead: Annotated[
-        float | None, typer.Option(help="Seconds between a job's signal and its limit, if not job.signal_lead_s.")
+        float | None, typer.Option(help="Seconds from a job's signal to its limit; job.signal_lead_s if not given.")
     ] = None,
     measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
