@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.artifacts import Cell, write_json, write_text
 from pipeline.config import CellSettings, load_settings
+from pipeline.evaluation.lm_eval_score import on_one_node
 from pipeline.launch.hosts import Host, interface_of
 from pipeline.launch.placement import Place, place
 from pipeline.launch.process_plan import process_plan
@@ -42,6 +43,12 @@ def test_servers_fill_further_nodes_after_the_ranks_and_never_span_two() -> None
     assert [node for node, _ in gpus(wide.ranks)] == [0] * 8 + [1] * 4 and gpus(wide.servers) == [(1, (4, 5, 6, 7))]
     moved = place(cell(cluster={"num_nodes": 2}, megatron={"num_ranks": 4}, servers={"tensor_parallel": 8}))
     assert gpus(moved.servers) == [(1, tuple(range(8)))]  # four GPUs are left on the first node, too few
+
+
+def test_scoring_takes_one_server_on_one_node() -> None:
+    wide = cell(cluster={"num_nodes": 3}, servers={"num_servers": 5})
+    assert gpus(place(on_one_node(wide)).servers) == [(0, (0, 1, 2, 3))] and not place(on_one_node(wide)).ranks
+    assert on_one_node(cell()) == cell()
 
 
 def test_no_gpu_is_given_twice() -> None:
