@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-report lint bench clean
+.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-slurm test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -76,7 +76,11 @@ rehearse: $(CLUSTER)/.ready
 	$(CLUSTER)/bin/python -m pipeline protocols results/rehearsal/cells/sat-gspo-r3/lag8/seed0
 	@echo "Open results/rehearsal/report.html"
 
-# make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
+# make test-slurm  cells on a private SLURM of this machine, brought up and down by the tests; root, installs Debian's slurm-wlm and munge
+test-slurm: $(VENV)/.ready-test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/slurm
+
+# make test-cluster test-slurm   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 

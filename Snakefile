@@ -5,11 +5,12 @@ import sys
 
 from pipeline.artifacts import Cell, Layout
 from pipeline.config import load_settings
-from pipeline.dag import write_cell_settings, write_stage_settings
+from pipeline.dag import job_resources, refuse_other_presets, refuse_unnamed_preset, write_cell_settings, write_stage_settings
 
 settings = load_settings(overrides=config)
 paths = Layout(settings.preset)
 cells = settings.all_cells()
+refuse_other_presets(settings, sys.argv[1:])
 stage = write_stage_settings(settings, paths, cells)
 
 pipeline = f"{sys.executable} -m pipeline"
@@ -25,6 +26,7 @@ report: CAPTION("workflow")
 
 
 onstart:
+    refuse_unnamed_preset(workflow.executor_plugin.name, config)
     # A forced cell starts over; in preset full only with retrain=true. Not a param: that would make Snakemake rerun finished cells.
     dag = workflow.dag_settings
     forced = bool(dag.forceall or dag.forcerun or dag.forcetargets)
@@ -37,8 +39,10 @@ wildcard_constraints:
     seed="[0-9]+",
 
 
-localrules:
+localrules:  # prepare and base_policy want the network, which a cluster's compute nodes may lack; the others take seconds
     reproduce,
+    prepare,
+    base_policy,
     audit,
     collect,
     table1,
@@ -84,6 +88,8 @@ rule score_base:
         policy=rules.base_policy.output,
     output:
         f"{paths.base_policy}/evals.parquet",
+    resources:
+        **job_resources(settings),
     shell:
         "{pipeline} score-base --settings {input.settings} --problems {paths.problems} "
         "--base-policy {paths.base_policy} --out {output}"
@@ -101,6 +107,8 @@ rule train_cell:
     threads: settings.trainer.threads
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
+    resources:
+        **job_resources(settings),
     shell:
         "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
         "--state {params.state} --out $(dirname {output.run})"
@@ -113,6 +121,8 @@ rule score_cell:
     output:
         scores=f"{CELL}/scores.parquet",
         aime24=[f"{CELL}/aime24.parquet"] if settings.scores_aime24_too else [],
+    resources:
+        **job_resources(settings, num_nodes=1),
     params:
         aime24=lambda w, output: f"--aime24 {output.aime24}" if output.aime24 else "",
     shell:
@@ -127,6 +137,8 @@ rule mismatch:
         policy=rules.base_policy.output,
     output:
         f"{paths.results}/mismatch.json",
+    resources:
+        **job_resources(settings),
     shell:
         "{pipeline} mismatch --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
 

@@ -235,12 +235,28 @@ def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
 
 
 @app.command()
+def plan_processes(
+    settings: Annotated[Path, typer.Option("--settings", help="Resolved settings of a cell, below state/<preset>/settings/cells.")],
+    base_policy: Annotated[Path | None, typer.Option(help="Folder of the base policy, if not that of the preset.")] = None,
+) -> None:
+    """Print which process of a cell starts on which node and GPUs, with which command line; starts nothing."""
+    from pipeline.launch.process_plan import as_lines, planned_hosts, process_plan
+
+    cell = config.read_settings(config.CellSettings, settings)
+    hosts = planned_hosts(cell.cluster.num_nodes if cell.cluster else 1)
+    for line in as_lines(process_plan(cell, base_policy or Layout(cell.preset).base_policy, hosts)):
+        print(line)
+
+
+@app.command()
 def plan(
     preset: Annotated[str | None, typer.Option(help="A preset of config.yaml; config.yaml's own if not given.")] = None,
     settings: Annotated[Path | None, typer.Option(help="Resolved settings of a run, e.g. state/full/settings/run.json.")] = None,
     gpu: Annotated[str, typer.Option(help="A100, H100, H200, H20 or GB200: what the cluster's GPUs are.")] = "H100",
     response_tokens: Annotated[str | None, typer.Option(help="Mean response length where it is known: 3000 or 2000-4000.")] = None,
-    signal_lead: Annotated[float | None, typer.Option(help="Seconds between a job's signal and its time limit, checked.")] = None,
+    signal_lead: Annotated[
+        float | None, typer.Option(help="Seconds from a job's signal to its limit; job.signal_lead_s if not given.")
+    ] = None,
     measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
     simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
@@ -256,7 +272,8 @@ def plan(
     else:
         run = config.load_settings(overrides={"preset": preset} if preset else None)
     tokens = Interval.parse(response_tokens) if response_tokens else None
-    options = PlanOptions(gpu, tokens, signal_lead, measured, published, simulate)
+    lead = run.job.signal_lead_s if signal_lead is None else signal_lead
+    options = PlanOptions(gpu, tokens, lead, measured, published, simulate)
     plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
 
 

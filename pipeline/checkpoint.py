@@ -104,6 +104,11 @@ def resume(folder: Path, trainer: PolicyTrainer, published: Path) -> CellState |
     return None
 
 
+def newest_step(folder: Path) -> int:
+    """The optimizer step of the newest checkpoint below `folder`, 0 where there is none."""
+    return max((int(path.name.removeprefix("step_")) for path in folder.glob("step_*")), default=0)
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step_*"), reverse=True)
 

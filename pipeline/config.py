@@ -24,6 +24,7 @@ from pipeline.sections import (
     CellGroups,
     ClusterSettings,
     EvaluationSettings,
+    JobSettings,
     LagSettings,
     MegatronSettings,
     ModelSettings,
@@ -41,13 +42,14 @@ from pipeline.sections import (
     unknown,
 )
 
+Preset = Literal["tiny", "rehearsal", "full"]
 EXTRA_GROUPS = ("ablations", "figure1")  # groups of cells that are run only where `ablations` asks for them
 
 
 class Settings(Section):
     """Everything a run is told. `cell(...)` narrows it to what one cell reads."""
 
-    preset: Literal["tiny", "rehearsal", "full"]
+    preset: Preset
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     ablations: bool | tuple[str, ...]
     retrain: bool
@@ -63,6 +65,7 @@ class Settings(Section):
     servers: ServerSettings
     megatron: MegatronSettings
     cluster: ClusterSettings
+    job: JobSettings
     cells: CellGroups
     variants: dict[Annotated[str, Field(pattern="^[a-z0-9_.-]+$")], VariantSettings]
 

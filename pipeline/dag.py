@@ -1,4 +1,6 @@
-"""The settings files that rules take as inputs: one per stage and one per cell, named by their content.
+"""What the Snakefile asks for: the settings files that rules take as inputs, the resources of its jobs, and whether a run is meant.
+
+There is a settings file per stage and one per cell, named by its content.
 
 A file is never rewritten, so a dry run or a second run with other settings cannot change what a queued job will read; changed
 settings are another input file, and that is what makes Snakemake run a rule again.
@@ -6,11 +8,14 @@ settings are another input file, and that is what makes Snakemake run a rule aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 from pipeline.artifacts import Cell, Layout, write_if_changed
-from pipeline.config import Settings, fingerprint
-from pipeline.sections import BasePolicySettings, Section
+from pipeline.config import Preset, Settings, fingerprint
+from pipeline.launch.placement import place
+from pipeline.sections import BasePolicySettings, Section, SettingsError
 
 
 def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell]) -> dict[str, str]:
@@ -31,6 +36,46 @@ def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell
 def write_cell_settings(settings: Settings, paths: Layout, cell: Cell) -> str:
     """Write what one cell reads and return the file's path; any seed will do. SettingsError for an unknown method or lag."""
     return _write(paths, f"cells/{cell}", settings.cell(cell))
+
+
+def job_resources(settings: Settings, num_nodes: int | None = None) -> dict[str, int | str]:
+    """What a job that trains or scores asks SLURM for; `num_nodes`: instead of the nodes of a cell. ValueError where none would do.
+
+    mpi="" makes Snakemake run the job's command once, on the first node, with all nodes of the job at its disposal.
+    """
+    cell = settings.cell(settings.all_cells()[0])
+    place(cell)
+    job, cluster = settings.job, cell.cluster
+    resources: dict[str, int | str] = {
+        "nodes": num_nodes or (cluster.num_nodes if cluster else 1),
+        "mpi": "",
+        "runtime": job.time_limit_min,
+        "mem_mb": job.memory_mb,
+        "cpus_per_task": job.cpus,
+        # of a requeued job the log is continued; the signal reaches the job's steps, of which pipeline/launch/stop.py is one
+        "slurm_extra": f"--open-mode=append --signal=USR1@{job.signal_lead_s}",
+    }
+    return resources | ({"gres": f"gpu:{cluster.gpus_per_node}"} if cluster and cluster.gpus_per_node else {})
+
+
+def refuse_other_presets(settings: Settings, arguments: Iterable[str], presets: Iterable[str] = get_args(Preset)) -> None:
+    """Raise SettingsError where a command line asks for a file of another preset than the run's."""
+    for target in arguments:
+        folder = Path(target).parts[:2]
+        for other in set(presets) - {settings.preset}:
+            if folder in (Layout(other).results.parts, Layout(other).state.parts):
+                raise SettingsError(
+                    f"{target} belongs to preset {other}, but this run is of preset {settings.preset}; add --config preset={other}"
+                )
+
+
+def refuse_unnamed_preset(executor: str, config: Mapping[str, Any]) -> None:
+    """Raise SettingsError where a run would spend a cluster's time on a preset that nobody named."""
+    if executor == "slurm" and "preset" not in config:
+        raise SettingsError(
+            "a SLURM run without a preset: its configfile was replaced by one on the command line; add preset to that file or "
+            "--config preset=full"
+        )
 
 
 def _write(paths: Layout, name: str, section: Section) -> str:

@@ -27,6 +27,7 @@ from pipeline import checkpoint
 from pipeline.checkpoint import CellState
 from pipeline.config import CellSettings
 from pipeline.evaluation.evaluate import Evaluation
+from pipeline.launch.stop import PlannedStop, Stop
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.records import Problem, RolloutBatch, Sample
 from pipeline.rollout.collector import Collector
@@ -45,7 +46,10 @@ class CellInputs:
 
 
 class CellRun:
-    """The loop over one cell. state_folder: checkpoints and retained weights.  report: called with every finished step's row."""
+    """The loop over one cell. state_folder: checkpoints and retained weights.
+
+    report: called with every finished step's row.  stop: asked between batches whether to end here, after a checkpoint.
+    """
 
     def __init__(
         self,
@@ -56,9 +60,10 @@ class CellRun:
         state_folder: Path,
         report: Callable[[dict[str, Any], list[dict[str, Any]]], None],
         revision: str = "unknown",
+        stop: Stop | None = None,
     ) -> None:
         self.settings, self.inputs, self.engine, self.trainer = settings, inputs, engine, trainer
-        self.folder, self.report, self.revision = state_folder, report, revision
+        self.folder, self.report, self.revision, self.stop = state_folder, report, revision, stop or Stop()
         self.schedule = Schedule.of(settings)
         replay = settings.resolved_method().routing_replay
         self.collector = Collector(
@@ -69,6 +74,14 @@ class CellRun:
         self.last_s: dict[str, float] = {}
 
     def run(self) -> CellState:
+        """Train to the end and return the final state; PlannedStop, once the state is saved, where the cell was told to stop."""
+        try:
+            return self._run()
+        except PlannedStop:
+            self._save_checkpoint()
+            raise
+
+    def _run(self) -> CellState:
         schedule, state = self.schedule, self._start()
         for batch in range(state.next_batch, schedule.num_batches):
             with self._timed("wait"):
@@ -76,7 +89,8 @@ class CellRun:
                 if schedule.asynchronous:
                     self.collector.submit(batch + 1)
                 self._request_evaluation()
-                self.collector.wait(batch)
+                with self.stop.interruptible():
+                    self.collector.wait(batch)
             with self._timed("grade"):
                 rollouts = self.collector.take(batch)
             self._train(rollouts)
@@ -86,6 +100,7 @@ class CellRun:
             state.next_batch = batch + 1
             self._forget_unneeded_versions()
             self._save_checkpoint_if_due()
+            self.stop.check()
         self._request_evaluation()
         self._collect_evaluation()
         self._retain("last", state.newest.version)
@@ -98,7 +113,7 @@ class CellRun:
         self.state = resumed or CellState(published={0: self.trainer.publish()})
         if self.revision not in self.state.revisions[-1:]:
             self.state.revisions.append(self.revision)
-        self.counted = time.perf_counter()
+        self.counted, self.saved = time.perf_counter(), self.trainer.version
         for version in sorted(self.state.published):
             self.engine.load(self.state.published[version])
             if version == self.schedule.generating_version(self.state.next_batch):
@@ -176,8 +191,15 @@ class CellRun:
         m, interval = self.schedule.steps_per_batch, self.settings.trainer.checkpoint_interval
         step = self.state.next_batch * m
         if step // interval > (step - m) // interval or self.state.next_batch == self.schedule.num_batches:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        """Save the state between two batches, unless it is saved already."""
+        step = self.state.next_batch * self.schedule.steps_per_batch
+        if step > self.saved:
             self._count_time()
             checkpoint.save(self.folder / "checkpoints", step, self.state, self.trainer)
+            self.saved = step
 
     def _count_time(self) -> None:
         """Add the wall time since the last count to the total, which a checkpoint carries on."""

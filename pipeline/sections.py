@@ -245,6 +245,7 @@ class MegatronSettings(Section):
 class ClusterSettings(Section):
     """The machines of a cell. scratch: a folder on a node-local disk or in memory; null: the system's temporary folder.
 
+    scratch_shared: whether every node of the cell finds the same folder there.
     server_python, trainer_python: the interpreters that run SGLang and Megatron-core; null: the one that runs the pipeline.
     """
 
@@ -252,8 +253,26 @@ class ClusterSettings(Section):
     num_nodes: int = Field(gt=0)
     gpus_per_node: int = Field(ge=0)
     scratch: str | None
+    scratch_shared: bool
     server_python: str | None
     trainer_python: str | None
+
+
+class JobSettings(Section):
+    """What SLURM is asked for, for each node of a cell's job, and how long before the time limit the cell is told to stop."""
+
+    time_limit_min: int = Field(gt=0)
+    signal_lead_s: int = Field(gt=0)
+    cpus: int = Field(gt=0)
+    memory_mb: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _some_time_is_left(self) -> JobSettings:
+        if self.signal_lead_s >= 60 * self.time_limit_min:
+            raise ValueError(
+                f"signal_lead_s {self.signal_lead_s} leaves nothing of time_limit_min {self.time_limit_min}; lower the former"
+            )
+        return self
 
 
 class EvaluationSettings(Section):

@@ -44,7 +44,7 @@ def lm_eval_rows(
     longest = max(len(ids) for ids in tokenizer.backend.encode_batch(prompts, add_special_tokens=False))
     rows: dict[Path, list[dict[str, Any]]] = {path: [] for path in problems}
     by_version: dict[int, dict[Path, list[dict[str, Any]]]] = {}
-    engine = SGLangEngine(settings, base_policy, tokenizer.eos_token_ids, work / "servers", text=True)
+    engine = SGLangEngine(on_one_node(settings), base_policy, tokenizer.eos_token_ids, work / "servers", text=True)
     try:
         for checkpoint, published in weights.items():
             version = published.version
@@ -69,6 +69,15 @@ def lm_eval_rows(
     finally:
         engine.close()
     return rows
+
+
+def on_one_node(settings: CellSettings) -> CellSettings:
+    """Settings whose only server runs on the first node, for a cell of several: lm-eval asks one server, and weights are on disk."""
+    servers, cluster = sections(settings)
+    if cluster.num_nodes == 1:
+        return settings
+    alone = servers.model_copy(update={"num_servers": 1, "publication": "disk"})
+    return settings.model_copy(update={"megatron": None, "servers": alone, "cluster": cluster.model_copy(update={"num_nodes": 1})})
 
 
 def _read(path: Path) -> list[Problem]:

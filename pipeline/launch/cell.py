@@ -17,11 +17,13 @@ from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
 from pipeline.broadcast.published import sha256
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
+from pipeline.launch.attempts import begin_attempt
 from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.launch.failure import FailureRecord
 from pipeline.launch.heartbeat import HEARTBEAT, Heartbeat
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
+from pipeline.launch.stop import Stop, stop_on_signals
 from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
@@ -37,23 +39,33 @@ def train_cell(
 ) -> None:
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
-    State lives in state_root/<fingerprint of settings, problems and base policy>. Unfinished state is resumed; a finished cell's
-    results are handed out again, unless `retrain`: then its state is set aside and training starts at step 0.
+    State lives in state_root/<fingerprint of settings, problems and base policy>; where a cell runs (section cluster) is no part of
+    it. Unfinished state is resumed; a finished cell's results are handed out again, unless `retrain`: then its state is set aside
+    and training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
     tokenizer = read_tokenizer(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
     identity = fingerprint(
-        settings, policy_digest(base_policy), sha256(problems / "train.parquet"), sha256(problems / "evaluation.parquet")
+        settings.model_copy(update={"cluster": None}),
+        policy_digest(base_policy),
+        sha256(problems / "train.parquet"),
+        sha256(problems / "evaluation.parquet"),
     )
     folder = state_root / identity
-    with lease(state_root), FailureRecord(folder, fingerprint(settings)), Heartbeat(state_root / HEARTBEAT):
+    with (
+        stop_on_signals() as stop,
+        lease(state_root, stop),
+        FailureRecord(folder, fingerprint(settings)),
+        Heartbeat(state_root / HEARTBEAT),
+    ):
         kept = folder / KEPT
         if retrain and _finished_before(kept, started):
             os.replace(folder, _aside(folder))
         if not kept.exists():
-            state = _train(settings, inputs, base_policy, folder, revision)
+            begin_attempt(folder, checkpoint.newest_step(folder / "checkpoints"))
+            state = _train(settings, inputs, base_policy, folder, revision, stop)
             with atomic_folder(kept) as part:
                 write_rows(part / "steps.parquet", state.step_rows)
                 write_rows(part / "evals.parquet", state.eval_rows)
@@ -73,13 +85,13 @@ def hand_out(folder: Path, results: Path) -> None:
         shutil.rmtree(folder / superfluous, ignore_errors=True)
 
 
-def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str) -> CellState:
+def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str, stop: Stop) -> CellState:
     """Run the loop to its end, from its last checkpoint where there is one."""
     trainer = policy_trainer(settings, base_policy, folder / "logs")
     engine = rollout_engine(settings, base_policy, inputs.tokenizer, folder / "logs")
     progress = CellProgress(settings, folder)
     try:
-        return CellRun(settings, inputs, engine, trainer, folder, progress, revision).run()
+        return CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
     finally:
         engine.close()
         trainer.close()

@@ -1,7 +1,8 @@
 """The processes that a cell starts beside itself: servers and training ranks.
 
-A ProcessSpec says what runs where; `start` runs it under pipeline/launch/guard.py, which ends it with all its descendants when the
-starter ends or closes it. Each process writes a log of its own, whose tail goes into the message when it dies.
+A ProcessSpec says what runs where; a Process runs it under pipeline/launch/guard.py, which ends it with all its descendants when
+the starter ends or closes it. On another node of the job the guard runs in a SLURM step, whose srun passes on the starter's end of
+the pipe. Each process writes a log of its own, whose tail goes into the message when it dies.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from pathlib import Path
 
 from pipeline.launch import guard
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import THIS_HOST, Host
 
 _TAIL_LINES = 15
+# a step inherits this process's CPUs and tasks from the rest of SLURM's variables, which is another step's business
+_STEP_READS = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
     """One process: name ("server-0", "rank-2"), command line, environment beside the starter's, and the GPUs it may see.
 
-    node: the host that it runs on, or None for the starter's own.
+    host: the machine that it runs on.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
-    node: str | None = None
+    host: Host = THIS_HOST
 
 
 class Process:
@@ -45,7 +49,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | dict(spec.environment),
+                env=environment(spec),
                 start_new_session=True,  # Ctrl-C reaches the starter alone, which ends its processes in order
             )
 
@@ -79,7 +83,25 @@ class Process:
 
 
 def launcher(spec: ProcessSpec) -> list[str]:
-    """The command line that runs `spec` under its guard."""
+    """The command line that runs `spec` under its guard, on another node through srun."""
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus))} if spec.gpus else {}
     assignments = [f"{name}={value}" for name, value in visible.items()]
-    return [sys.executable, guard.__file__, *(["env", *assignments] if assignments else []), *spec.command]
+    guarded = [sys.executable, guard.__file__, *(["env", *assignments] if assignments else []), *spec.command]
+    return guarded if spec.host.name is None else [*step(spec.host.name), *guarded]
+
+
+def step(node: str) -> list[str]:
+    """The beginning of a command line that runs the rest as one task on `node`, beside the job's other steps."""
+    place = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    return ["srun", "--overlap", *place, "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+
+
+def environment(spec: ProcessSpec) -> dict[str, str]:
+    """The starter's environment with the spec's."""
+    return (step_environment() if spec.host.name else dict(os.environ)) | dict(spec.environment)
+
+
+def step_environment() -> dict[str, str]:
+    """This process's environment for a `step`."""
+    foreign = ("SLURM_", "SRUN_", "SBATCH_")
+    return {name: value for name, value in os.environ.items() if name in _STEP_READS or not name.startswith(foreign)}

@@ -20,6 +20,7 @@ from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
 from pipeline.grading.grade import Grade
 from pipeline.launch.engines import rollout_engine
+from pipeline.launch.stop import PlannedStop, Stop
 from pipeline.loop import CellInputs, CellRun
 from pipeline.objective.diagnostics import DIAGNOSTICS
 from pipeline.objective.methods import METHODS
@@ -67,14 +68,21 @@ class Killed(Exception):
     """Stands for the end of the process in the middle of a run."""
 
 
-def run(settings: CellSettings, inputs: CellInputs, folder: Path, kill_at: int | None = None) -> tuple[CellRun, TorchTrainer]:
+def run(
+    settings: CellSettings, inputs: CellInputs, folder: Path, end_at: int | None = None, stop: Stop | None = None
+) -> tuple[CellRun, TorchTrainer]:
+    """Run a cell; at step `end_at` it is killed, or where there is a `stop` told to stop."""
+
     def report(row: dict[str, Any], _evals: list) -> None:
-        if row["step"] == kill_at:
+        if row["step"] != end_at:
+            return
+        if stop is None:
             raise Killed
+        stop.tell("told")
 
     trainer = TorchTrainer(settings, published(settings.model).weights)
     engine = rollout_engine(settings, folder, inputs.tokenizer, folder)
-    cell_run = CellRun(settings, inputs, engine, trainer, folder, report)
+    cell_run = CellRun(settings, inputs, engine, trainer, folder, report, stop=stop)
     try:
         cell_run.run()
     finally:
@@ -126,6 +134,19 @@ def test_a_killed_run_continues_bit_for_bit(method, lag, kill_at, inputs, tmp_pa
     assert_equal_runs(whole, continued)
     unit = 8 if lag == "8-15" else 3
     assert continued[0].state.resumed_at == ([kill_at // unit * unit] if kill_at >= unit else [])
+
+
+@pytest.mark.parametrize(("lag", "told_at", "saved"), [("1", 3, 4), ("8", 10, 11), ("8-15", 9, 16)])
+def test_a_planned_stop_saves_the_batch_that_is_trained_and_continues_bit_for_bit(lag, told_at, saved, inputs, tmp_path):
+    steps = {"1": 6, "8": 12, "8-15": 24}[lag]
+    settings = cell("sat-gspo-r3", lag, trainer={"steps": steps, "checkpoint_interval": 100})
+    whole, stop = run(settings, inputs, tmp_path / "whole"), Stop()
+    with pytest.raises(PlannedStop):
+        run(settings, inputs, tmp_path / "stopped", told_at, stop)
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == [f"step_{saved:06}"]
+    continued = run(settings, inputs, tmp_path / "stopped")
+    assert_equal_runs(whole, continued)
+    assert continued[0].state.resumed_at == [saved]
 
 
 def test_the_denominator_of_the_generating_weights_survives_a_kill(inputs, tmp_path):

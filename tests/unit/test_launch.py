@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.artifacts import read_json
 from pipeline.launch.lease import lease
+from pipeline.launch.stop import Stop
 
 REPOSITORY = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
 from pipeline.launch.lease import lease
+from pipeline.launch.stop import Stop
 
-with lease(Path(sys.argv[1])):
+with lease(Path(sys.argv[1]), Stop(), touch_s=0.2):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -34,8 +37,9 @@ def test_a_lease_waits_for_its_holder_and_passes_on_when_it_is_killed(tmp_path, 
     assert waiting.stdout.readline() == "held\n"
     waiting.kill()
     waiting.wait()
-    with lease(tmp_path):
-        assert f"process {os.getpid()}" in (tmp_path / "lease").read_text()
+    with lease(tmp_path, Stop()):
+        assert read_json(tmp_path / "lease.json")["pid"] == os.getpid()
+    assert not (tmp_path / "lease.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import pytest
 
 from pipeline.artifacts import Cell, write_json
 from pipeline.config import CellSettings, load_settings
+from pipeline.launch.hosts import Host
+from pipeline.launch.placement import Place, place
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
-from pipeline.rollout.sglang.server import Placement, free_port, placements, server_spec
+from pipeline.rollout.sglang.server import free_port, sections, server_spec
 
 
 def cell(preset: str, **overrides: object) -> CellSettings:
@@ -32,8 +34,8 @@ def options(command: tuple[str, ...]) -> dict[str, str]:
 
 def test_the_paper_s_server_takes_the_four_gpus_after_the_training_ranks(model: Path) -> None:
     settings = cell("full")
-    (placed,) = placements(settings)
-    assert placed == Placement(None, (4, 5, 6, 7))
+    (placed,) = place(settings).servers
+    assert placed == Place(0, (4, 5, 6, 7))
     spec = server_spec(settings, 0, placed, model, 30000, routed_experts=True)
     assert (spec.name, spec.gpus) == ("server-0", (4, 5, 6, 7))
     assert spec.command[:3] == (sys.executable, "-m", "sglang.launch_server")
@@ -55,41 +57,29 @@ def test_the_paper_s_server_takes_the_four_gpus_after_the_training_ranks(model: 
 
 
 def test_experts_are_recorded_and_text_is_read_only_where_asked(model: Path) -> None:
-    command = server_spec(cell("full"), 0, Placement(None, ()), model, 1, text=True).command
+    command = server_spec(cell("full"), 0, Place(), model, 1, text=True).command
     assert "--enable-return-routed-experts" not in command and "--skip-tokenizer-init" not in command
 
 
 def test_the_rehearsal_s_server_sees_no_gpu_and_runs_the_stand_ins(model: Path) -> None:
     settings = cell("rehearsal", cluster={"server_python": "python-of-the-servers"})
-    spec = server_spec(settings, 0, placements(settings)[0], model, 30000)
+    spec = server_spec(settings, 0, place(settings).servers[0], model, 30000)
     assert spec.command[:2] == ("python-of-the-servers", "-P")
     assert Path(spec.command[2]).parts[-2:] == ("cpu", "launch.py")
     assert spec.environment["SGLANG_USE_CPU_ENGINE"] == "1" and spec.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert "--mem-fraction-static" not in spec.command and options(spec.command)["--dtype"] == "float32"
 
 
-def test_several_nodes_get_several_servers_which_ask_for_a_key(model: Path) -> None:
-    settings = cell("full", cluster={"num_nodes": 2}, servers={"num_servers": 3})
-    assert placements(settings, ["one", "two"]) == [
-        Placement("one", (4, 5, 6, 7)),
-        Placement("two", (0, 1, 2, 3)),
-        Placement("two", (4, 5, 6, 7)),
-    ]
-    given = options(server_spec(settings, 1, Placement("two", (0,)), model, 1, key_file=model / "key.yaml").command)
-    assert given["--host"] == "0.0.0.0" and given["--config"] == str(model / "key.yaml")
-    with pytest.raises(ValueError, match="the job's nodes are"):
-        placements(settings, ["one"])
-
-
-@pytest.mark.parametrize("servers", [{"num_servers": 2}, {"tensor_parallel": 8}])
-def test_servers_that_do_not_fit_beside_the_training_ranks_are_refused(servers: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must fit one node"):
-        placements(cell("full", servers=servers))
+def test_a_server_on_another_node_listens_on_its_address_and_asks_for_a_key(model: Path) -> None:
+    host = Host("two", "10.0.0.2")
+    spec = server_spec(cell("full"), 1, Place(1, (0,)), model, 1, host=host, key_file=model / "key.yaml")
+    given = options(spec.command)
+    assert spec.host == host and given["--host"] == "10.0.0.2" and given["--config"] == str(model / "key.yaml")
 
 
 def test_dense_layers_which_sglang_would_not_load_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.dense_layers \[0\]: SGLang takes every layer"):
-        placements(cell("rehearsal", model={"dense_layers": [0]}))
+        sections(cell("rehearsal", model={"dense_layers": [0]}))
 
 
 def test_a_free_port_can_be_bound_and_is_not_one_that_systems_hand_out() -> None:

@@ -155,6 +155,19 @@ def test_kill_9_then_the_same_command_gives_the_uninterrupted_result(finished):
     pd.testing.assert_frame_equal(pd.read_parquet(out / "evals.parquet"), pd.read_parquet(expected / "evals.parquet"))
 
 
+def test_a_planned_stop_ends_with_status_75_and_the_same_command_continues(finished):
+    command, out, state = train(finished, "stopped")
+    process = subprocess.Popen(command, cwd=finished.folder, env=finished.environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(state.glob("*/checkpoints/step_*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGUSR1)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and "SIGUSR1: the cell stops at the next checkpoint" in shown
+    assert not list(state.glob("lease.json")) and run(finished, command).returncode == 0
+    pd.testing.assert_frame_equal(rows(out), rows(finished.folder / "results/tiny/cells/grpo/lag1/seed0"), check_exact=True)
+
+
 def test_ctrl_c_says_that_the_same_command_continues_and_leaves_no_engine(finished):
     command, _, state = train(finished, "interrupted")
     process = subprocess.Popen(

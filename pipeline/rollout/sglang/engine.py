@@ -13,7 +13,6 @@ import asyncio
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -26,13 +25,15 @@ from typing import Any
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import Host, cell_hosts
+from pipeline.launch.placement import Place, place
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
 from pipeline.rollout.sglang.fleet import Fleet, SpecOf, allow_connections
-from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Target
-from pipeline.rollout.sglang.server import LOOPBACK, Placement, placements, sections, server_spec
+from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Route, Target
+from pipeline.rollout.sglang.server import sections, server_spec
 
 _MAX_ATTEMPTS = 8  # for one response
 _DECODERS = 4
@@ -44,7 +45,7 @@ class SGLangEngine:
     """RolloutEngine over the servers of `settings`.
 
     model: the base policy's folder, from which the servers start.  stop_token_ids: what ends a response.  logs: a folder for the
-    servers' output.  nodes: the job's hosts, where there are several.  text: the servers take prompts in text too (lm-eval).
+    servers' output.  hosts: where it runs, if not on those of the job.  text: the servers take prompts in text too (lm-eval).
     spec_of: what to start instead of SGLang, for tests.
     publications: a row for every version that reached the servers, in order.
     """
@@ -55,21 +56,25 @@ class SGLangEngine:
         model: Path,
         stop_token_ids: Sequence[int],
         logs: Path,
-        nodes: Sequence[str] = (),
+        hosts: Sequence[Host] = (),
         text: bool = False,
         spec_of: SpecOf | None = None,
     ) -> None:
         servers, cluster = sections(settings)
         allow_connections(servers.num_servers * servers.requests_in_flight)
-        placed = placements(settings, nodes)
+        placement = place(settings)
         self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
         self.publications: list[Publication] = []
         if cluster.scratch is not None:
             Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
-        self._publisher = Publisher(settings, logs, socket.gethostname() if nodes else LOOPBACK)
-        self._fleet = Fleet(servers, spec_of or self._specs(model, key, placed, text), logs, key, self._reload)
+        hosts = tuple(hosts) or cell_hosts(cluster.num_nodes)
+        self._publisher = Publisher(settings, logs, hosts[0].address)
+        self._key_file = _write_key(logs / "servers-key.yaml", key) if key else None
+        # servers that cannot read the scratch folder get a version by broadcast alone, after a restart too
+        self._from_scratch: Route = "disk" if cluster.scratch_shared or placement.servers_read_scratch else "distributed"
+        self._fleet = Fleet(servers, spec_of or self._specs(model, hosts, placement.servers, text), logs, key, self._reload)
         self._current: tuple[PublishedWeights, Path] | None = None
         self._checksum: Checksum | None = None
         self._error: BaseException | None = None  # why no command is accepted any more
@@ -83,15 +88,18 @@ class SGLangEngine:
         self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
         self._thread.start()
 
-    def _specs(self, model: Path, key: str | None, placed: Sequence[Placement], text: bool) -> SpecOf:
+    def _specs(self, model: Path, hosts: Sequence[Host], placed: Sequence[Place], text: bool) -> SpecOf:
         replay = self.settings.resolved_method().routing_replay
-        key_file = None
-        if key is not None:
-            key_file = self._scratch / "key.yaml"  # a command line can be read by every user of the machine
-            key_file.touch(mode=0o600)
-            key_file.write_text(f"api-key: {key}\n", encoding="utf-8")
         return lambda number, port: server_spec(
-            self.settings, number, placed[number], model, port, key_file=key_file, routed_experts=replay, text=text
+            self.settings,
+            number,
+            placed[number],
+            model,
+            port,
+            host=hosts[placed[number].node],
+            key_file=self._key_file,
+            routed_experts=replay,
+            text=text,
         )
 
     @property
@@ -169,18 +177,18 @@ class SGLangEngine:
             self._main.cancel()
 
     async def _publish(self, published: PublishedWeights) -> None:
-        """Bring a version into all servers. Where one is lost meanwhile, all start again and read it from disk."""
+        """Bring a version into all servers. Where one is lost meanwhile, all start again and get it by the simplest route."""
         folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
         before, self._current, self._checksum = self._current, (published, folder), None
         self._fleet.watching, self._fleet.restarts = False, 0
-        verify = len(self.publications) % self.servers.verify_interval == 0
+        verify = self._from_scratch == "disk" and len(self.publications) % self.servers.verify_interval == 0
         try:
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
         except ServerLost as lost:
             await self._fleet.restart_all(str(lost))
-            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, "disk", verify)
+            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self._from_scratch, verify)
         self._checksum = checksum
         self.publications.append(done)
         await self._fleet.admit_all()
@@ -192,8 +200,7 @@ class SGLangEngine:
         """Load the published version into a server that was started again, and compare with what it held before."""
         assert self._current is not None  # servers are watched only while they hold a version
         published, folder = self._current
-        await self._publisher.load_from_disk([target], published.version, folder)
-        checksum = await self._publisher.agreed_checksum([target], published.version)
+        _, checksum = await self._publisher.publish([target], published, folder, self._from_scratch, verify=False)
         if self._checksum not in (None, checksum):
             raise EngineDied(
                 f"{target.process.spec.name} holds other weights under version {published.version} than before its restart: "
@@ -222,6 +229,14 @@ class SGLangEngine:
             except (ServerLost, Unusable) as error:
                 reason = str(error)
         raise EngineDied(f"a response could not be generated in {_MAX_ATTEMPTS} attempts; the last: {reason}")
+
+
+def _write_key(path: Path, key: str) -> Path:
+    """The servers' key as a file, not on the command line, which every user of a machine can read; all nodes read the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(f"api-key: {key}\n", encoding="utf-8")
+    return path
 
 
 def _answer(future: Future[Generation], task: asyncio.Task[Generation]) -> None:

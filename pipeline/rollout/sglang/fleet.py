@@ -20,7 +20,7 @@ from pipeline.launch.errors import EngineDied
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
 from pipeline.rollout.sglang.publication import Target
-from pipeline.rollout.sglang.server import LOOPBACK, free_port, wait_until_healthy
+from pipeline.rollout.sglang.server import free_port, wait_until_healthy
 from pipeline.sections import ServerSettings
 
 MAX_RESTARTS = 3
@@ -169,7 +169,7 @@ class Fleet:
             port = free_port()
             spec = self.spec_of(server.number, port)
             process = Process(spec, self.logs / f"{spec.name}.log")
-            client = ServerClient(f"http://{spec.node or LOOPBACK}:{port}", self.key, self.settings.requests_in_flight)
+            client = ServerClient(f"http://{spec.host.address}:{port}", self.key, self.settings.requests_in_flight)
             self._clients.append(client)
             server.target = Target(client, process)
             try:

@@ -30,10 +30,11 @@ from torch import Tensor
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import LOOPBACK
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
-from pipeline.rollout.sglang.server import LOOPBACK, free_port, sections
+from pipeline.rollout.sglang.server import free_port, sections
 
 Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank

@@ -8,30 +8,21 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.artifacts import read_json
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import THIS_HOST, Host
+from pipeline.launch.placement import Place
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient
 from pipeline.sections import ClusterSettings, ServerSettings
 
-LOOPBACK = "127.0.0.1"
 UNLOADED = "none"  # the weight version of a server that holds no published version yet
 _CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
 _PORTS = range(20000, 32000)  # below the ports that systems hand out to outgoing connections
 _POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a server runs: a host, or None for this one, and its GPUs there."""
-
-    node: str | None
-    gpus: tuple[int, ...]
 
 
 def sections(settings: CellSettings) -> tuple[ServerSettings, ClusterSettings]:
@@ -46,34 +37,14 @@ def sections(settings: CellSettings) -> tuple[ServerSettings, ClusterSettings]:
     return settings.servers, settings.cluster
 
 
-def placements(settings: CellSettings, nodes: Sequence[str] = ()) -> list[Placement]:
-    """Each server's GPUs: those after the training ranks', node by node. `nodes`: the host names where there are several."""
-    servers, cluster = sections(settings)
-    if cluster.device == "cpu":
-        return [Placement(None, ()) for _ in range(servers.num_servers)]
-    if cluster.num_nodes > 1 and len(nodes) != cluster.num_nodes:
-        raise ValueError(f"cluster.num_nodes is {cluster.num_nodes}, but the job's nodes are {list(nodes)}")
-    first = settings.megatron.num_ranks if settings.megatron else 0
-    placed = []
-    for number in range(servers.num_servers):
-        start = first + number * servers.tensor_parallel
-        node, local = divmod(start, cluster.gpus_per_node or 1)
-        if node >= cluster.num_nodes or local + servers.tensor_parallel > cluster.gpus_per_node:
-            raise ValueError(
-                f"server {number} would take GPUs {start} to {start + servers.tensor_parallel - 1} of "
-                f"{cluster.num_nodes} x {cluster.gpus_per_node}; a server must fit one node beside the training ranks: "
-                "lower servers.num_servers or servers.tensor_parallel, or raise cluster.num_nodes"
-            )
-        placed.append(Placement(nodes[node] if nodes else None, tuple(range(local, local + servers.tensor_parallel))))
-    return placed
-
-
-def arguments(settings: CellSettings, model: Path, port: int, key_file: Path | None, routed_experts: bool, text: bool) -> list[str]:
+def arguments(
+    settings: CellSettings, model: Path, address: str, port: int | str, key_file: Path | None, routed_experts: bool, text: bool
+) -> list[str]:
     """Arguments of sglang.launch_server. text: load the tokenizer of `model` too, for requests in text (lm-eval)."""
     servers, cluster = sections(settings)
     chosen = {
         "--model-path": str(model),
-        "--host": LOOPBACK if cluster.num_nodes == 1 else "0.0.0.0",
+        "--host": address,
         "--port": str(port),
         "--config": key_file,
         "--device": cluster.device,
@@ -108,9 +79,10 @@ def environment(settings: CellSettings, model: Path) -> dict[str, str]:
 def server_spec(
     settings: CellSettings,
     number: int,
-    placement: Placement,
+    place: Place,
     model: Path,
-    port: int,
+    port: int | str,
+    host: Host = THIS_HOST,
     key_file: Path | None = None,
     routed_experts: bool = False,
     text: bool = False,
@@ -121,10 +93,10 @@ def server_spec(
     launcher = ("-P", str(_CPU_LAUNCHER)) if cluster.device == "cpu" else ("-m", "sglang.launch_server")
     return ProcessSpec(
         name=f"server-{number}",
-        command=(python, *launcher, *arguments(settings, model, port, key_file, routed_experts, text)),
+        command=(python, *launcher, *arguments(settings, model, host.address, port, key_file, routed_experts, text)),
         environment=environment(settings, model),
-        gpus=placement.gpus,
-        node=placement.node,
+        gpus=place.gpus,
+        host=host,
     )
 
 

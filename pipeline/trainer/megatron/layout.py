@@ -86,11 +86,6 @@ def check(model: ModelSettings, megatron: MegatronSettings, cluster: ClusterSett
             raise ValueError(f"model.{what} {size} cannot be cut into megatron.{setting} {parts} equal parts; choose a divisor")
     if megatron.optimizer_offload and not megatron.distributed_optimizer:
         raise ValueError("megatron.optimizer_offload needs megatron.distributed_optimizer, which it is a part of; turn both on")
-    if cluster.device == "cuda" and megatron.num_ranks > cluster.gpus_per_node:
-        raise ValueError(
-            f"megatron.num_ranks {megatron.num_ranks} exceeds cluster.gpus_per_node {cluster.gpus_per_node}: "
-            "all ranks run on the controller's node; use fewer"
-        )
     if cluster.device == "cpu" and (megatron.optimizer_offload or megatron.layer_spec == "transformer_engine"):
         raise ValueError(
             f"megatron.optimizer_offload {megatron.optimizer_offload} and layer_spec {megatron.layer_spec!r}: both need CUDA, "

@@ -13,27 +13,37 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings
+from pipeline.launch.hosts import Host, cell_hosts, interface_of
+from pipeline.launch.placement import place
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
 
-_LOOPBACK = "127.0.0.1"
 _SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
 
 
-def rank_specs(settings: CellSettings, controller: str, key: str, master_port: int) -> list[ProcessSpec]:
-    """The processes of the trainer, with torchrun's environment; ranks take the last GPUs of the node, servers the first."""
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where ranks find their controller (address:port, key) and each other (a port of the first host, an interface)."""
+
+    controller: str
+    key: str
+    master_port: str
+    interface: str
+
+
+def rank_specs(settings: CellSettings, hosts: Sequence[Host], meet: Rendezvous) -> list[ProcessSpec]:
+    """The processes of the trainer on `hosts`, with torchrun's environment."""
     megatron, cluster = layout.sections(settings)
-    count = megatron.num_ranks
-    first_gpu = cluster.gpus_per_node - count
     root = str(Path(__file__).resolve().parents[3])
     return [
         ProcessSpec(
@@ -41,21 +51,23 @@ def rank_specs(settings: CellSettings, controller: str, key: str, master_port: i
             command=(cluster.trainer_python or sys.executable, "-m", "pipeline.trainer.megatron.rank"),
             environment={
                 "RANK": str(rank),
-                "WORLD_SIZE": str(count),
+                "WORLD_SIZE": str(megatron.num_ranks),
                 "LOCAL_RANK": "0",  # each rank sees its own GPU alone
-                "MASTER_ADDR": _LOOPBACK,
-                "MASTER_PORT": str(master_port),
-                "GLOO_SOCKET_IFNAME": "lo",
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": meet.master_port,
+                "GLOO_SOCKET_IFNAME": meet.interface,
+                **({"NCCL_SOCKET_IFNAME": meet.interface} if len(hosts) > 1 else {}),
                 "OMP_NUM_THREADS": str(settings.trainer.threads),
                 "PYTHONWARNINGS": "ignore",  # of megatron-core, about what is not installed
                 "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # megatron-core orders communication and computation by it
                 "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-                ADDRESS: controller,
-                KEY: key,
+                ADDRESS: meet.controller,
+                KEY: meet.key,
             },
-            gpus=(first_gpu + rank,) if cluster.device == "cuda" else (),
+            gpus=where.gpus,
+            host=hosts[where.node],
         )
-        for rank in range(count)
+        for rank, where in enumerate(place(settings).ranks)
     ]
 
 
@@ -73,9 +85,11 @@ class MegatronTrainer:
         self._channel: ControllerChannel | None = None
         key = secrets.token_bytes(32)
         try:
-            with connection.Listener((_LOOPBACK, 0), backlog=megatron.num_ranks, authkey=key) as listener:
+            hosts = cell_hosts(cluster.num_nodes)
+            with connection.Listener((hosts[0].address, 0), backlog=megatron.num_ranks, authkey=key) as listener:
                 host, port = listener.address  # pyright: ignore[reportGeneralTypeIssues] - of an AF_INET listener
-                specs = rank_specs(settings, f"{host}:{port}", key.hex(), free_port())
+                meet = Rendezvous(f"{host}:{port}", key.hex(), str(free_port()), interface_of(hosts[0].address))
+                specs = rank_specs(settings, hosts, meet)
                 self._processes = [Process(spec, logs / f"{spec.name}.log") for spec in specs]
                 self._channel = ControllerChannel(self._processes, listener, megatron.startup_timeout_s, megatron.stall_timeout_s)
             self._channel.send_to_all(Job(settings.model_dump_json(), str(base.resolve())))
@@ -141,5 +155,5 @@ class MegatronTrainer:
 def free_port() -> int:
     """A port on which nothing listens now; rank 0 takes it a moment later."""
     with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
+        probe.bind(("", 0))
         return probe.getsockname()[1]

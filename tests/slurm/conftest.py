@@ -1,0 +1,125 @@
+"""The private SLURM, and scratch workflows that run on it with `snakemake --profile slurm`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.workflow.conftest import REPOSITORY, Workflow
+
+CELLS = {"preempted": "lag1", "out_of_time": "lag8-15", "orphaned": "lag8"}  # of method sat-gspo-r3
+SETTINGS = {
+    "preset": "tiny",
+    "problems": {"train_count": 256, "evaluation_count": 4, "scoring_count": 6},
+    "warm_start": {"steps": 40, "batch_size": 32, "threads": 1},
+    "rollout": {"group_size": 8, "prompts_per_step": 8},
+    "trainer": {"steps": 240, "checkpoint_interval": 16},
+    "evaluation": {"interval": 40, "num_samples": 2, "scoring_samples": 2},
+    "cells": {
+        "table": {"methods": ["sat-gspo-r3"], "lags": ["1", "8", "8-15"]},
+        "uncorrected": {"methods": [], "lags": []},
+        "stress": {"methods": [], "lags": []},
+    },
+    "job": {"time_limit_min": 30, "signal_lead_s": 30, "cpus": 16, "memory_mb": 2000},  # all CPUs: one job on a node
+}
+
+
+class SlurmWorkflow(Workflow):
+    """Runs `snakemake --profile slurm` with the profile of this repository, asking SLURM more often than a person would."""
+
+    def __init__(self, folder: Path, settings: dict, cluster: Cluster) -> None:
+        super().__init__(folder, settings)
+        self.environment_extra = {"SLURM_CONF": str(cluster.conf)}
+        shutil.copytree(REPOSITORY / "slurm", folder / "slurm")
+
+    def command(self, *arguments: str) -> list[str]:
+        quick = ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10", "--quiet", "rules"]
+        return [sys.executable, "-m", "snakemake", "--profile", "slurm", "--configfile", "micro.yaml", *quick, *arguments]
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A run in the background, whose output goes to the file `log`."""
+        with open(self.folder / "log", "ab") as log:
+            return subprocess.Popen(self.command(*arguments), cwd=self.folder, env=self.environment, stdout=log, stderr=log)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def checkpoints(self, lag: str) -> list[Path]:
+        return sorted((self.folder / f"state/tiny/cells/sat-gspo-r3/{lag}/seed0").glob("*/checkpoints/step_*"))
+
+    def job_log(self, lag: str) -> str:
+        name = lag.removeprefix("lag")
+        logs = (self.folder / "state/slurm_logs/rule_train_cell" / f"sat-gspo-r3_{name}_0").glob("*.log")
+        return "".join(path.read_text() for path in sorted(logs, key=lambda path: int(path.stem)))
+
+    def jobs(self, cluster: Cluster) -> dict[str, str]:
+        """The job in the queue by the lag of its cell; of several the newest."""
+        rows = (line.split() for line in cluster.run("squeue", "-h", "-o", "%A %k").splitlines())
+        found = {comment: job for job, comment in sorted((row for row in rows if len(row) == 2), key=lambda row: int(row[0]))}
+        return {lag: job for lag in CELLS.values() for comment, job in found.items() if comment.endswith(f"_{lag[3:]}_0")}
+
+
+def strays(folder: Path) -> list[str]:
+    """Command lines of processes that work in `folder`."""
+    running = psutil.process_iter(["cwd", "cmdline"])
+    return [" ".join(process.info["cmdline"] or ()) for process in running if process.info["cwd"] == str(folder)]
+
+
+def wait_until(condition: Callable[[], object], what: str, patience_s: float = 240.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {patience_s:g} s in vain until {what}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> SlurmWorkflow:
+    """A workflow whose problems and base policy are made; both rules are local, so this needs no job."""
+    workflow = SlurmWorkflow(tmp_path_factory.mktemp("workflow").resolve(), SETTINGS, cluster)
+    workflow.snakemake("--", "results/tiny/base_policy/manifest.json")
+    assert "slurm" not in workflow.jobs(cluster)
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(workflow: SlurmWorkflow) -> Iterator[Callable[[str], Path]]:
+    """The results folder of a cell that ran to its end without SLURM and without a stop; all start at once, in the background."""
+    running = {}
+    workflow.snakemake("-n")  # writes the settings files
+    for lag in ("lag1", "lag8-15"):
+        (settings,) = (workflow.folder / f"state/tiny/settings/cells/sat-gspo-r3/{lag}").glob("seed0-*.json")
+        out = workflow.folder / "uninterrupted" / lag
+        options = {"settings": settings, "problems": "results/tiny/problems", "base-policy": "results/tiny/base_policy"}
+        options |= {"state": f"{out}-state", "out": out}
+        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        command = [sys.executable, "-m", "pipeline", "train-cell", *words]
+        running[lag] = subprocess.Popen(command, cwd=workflow.folder, env=workflow.environment, stdout=subprocess.DEVNULL), out
+
+    def finished(lag: str) -> Path:
+        process, out = running[lag]
+        assert process.wait(timeout=600) == 0
+        return out
+
+    yield finished
+    for process, _ in running.values():
+        process.kill()
+        process.wait()
