@@ -80,7 +80,7 @@ rehearse: $(CLUSTER)/.ready
 test-slurm: $(VENV)/.ready-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/slurm
 
-# make test-cluster test-slurm   the tests that need SGLang, Megatron-core or lm-eval
+# make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 
