@@ -30,7 +30,7 @@ def first_mismatch(cells: list[Path]) -> str:
 def main(first: Path, second: Path) -> None:
     print(f"A: {first}, B: {second}\n")
     print(
-        "| cell | seeds | A | B | B − A | 95 %, over problems | 95 %, over seeds and problems | mismatch of step 0, largest: A | B |"
+        "| cell | seeds | A | B | B − A | 95 %, over problems | 95 %, over seeds and problems | largest mismatch of step 0: A | B |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     groups: dict[str, list[str]] = {}

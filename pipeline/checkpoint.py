@@ -87,20 +87,29 @@ def prune_weights(keep: set[str]) -> None:
                 shutil.rmtree(path)
 
 
+class Damaged(ValueError):
+    """A checkpoint's own content is not what was written. Anything else that goes wrong with one may pass, and is no damage."""
+
+
 def resume(folder: Path, trainer: PolicyTrainer, published: Path) -> CellState | None:
     """Restore the trainer and return the state of the newest whole checkpoint, or None where there is none.
 
-    published: a folder for the versions that the checkpoint holds; they are needed longer than the checkpoint is kept.
-
-    A damaged one is reported and set aside under another name, so that it is never taken for the newest again.
+    published: a folder for the versions that the checkpoint holds; they are needed longer than the checkpoint is kept. A damaged
+    checkpoint is reported and set aside under another name, so that it is never taken for the newest again; a full disk or a
+    trainer of another layout ends the attempt and leaves the checkpoints alone.
     """
     for checkpoint in _checkpoints(folder):
         try:
-            return _load(checkpoint, trainer, published)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            state, versions = _read(checkpoint)
+        except Damaged as error:
             Console(stderr=True).print(f"checkpoint {checkpoint} is damaged and is not used: {error}")
             shutil.rmtree(aside := checkpoint.with_name(f"damaged_{checkpoint.name}"), ignore_errors=True)
             checkpoint.rename(aside)
+            continue
+        state.published = {version: _moved(checkpoint / f"published_{version}", published) for version in versions}
+        trainer.restore(checkpoint / "trainer")
+        state.resumed_at.append(trainer.version)
+        return state
     return None
 
 
@@ -113,23 +122,22 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step_*"), reverse=True)
 
 
-def _load(checkpoint: Path, trainer: PolicyTrainer, published: Path) -> CellState:
-    content = read_json(checkpoint / "cell.json")
-    for name, expected in content.pop("sha256").items():
+def _read(checkpoint: Path) -> tuple[CellState, list[int]]:
+    """The state but for weights, and the versions that the checkpoint holds. Every file is compared with its digest first."""
+    try:
+        content = read_json(checkpoint / "cell.json")
+        digests, versions = content.pop("sha256"), content.pop("versions")
+        content["best"] = tuple(content["best"]) if content["best"] else None
+        state = CellState(**content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"cell.json: {error}") from error
+    for name, expected in digests.items():
         path = checkpoint / name
         if not path.exists() or sha256(path) != expected:
-            raise ValueError(f"{name} is missing or its content is not what was written")
-    versions = content.pop("versions")
-    trainer.restore(checkpoint / "trainer")
-    content["best"] = tuple(content["best"]) if content["best"] else None
-    state = CellState(
-        step_rows=pq.read_table(checkpoint / "steps.parquet").to_pylist(),
-        eval_rows=pq.read_table(checkpoint / "evals.parquet").to_pylist(),
-        published={version: _moved(checkpoint / f"published_{version}", published) for version in versions},
-        **content,
-    )
-    state.resumed_at.append(trainer.version)
-    return state
+            raise Damaged(f"{name} is missing or its content is not what was written")
+    state.step_rows = pq.read_table(checkpoint / "steps.parquet").to_pylist()
+    state.eval_rows = pq.read_table(checkpoint / "evals.parquet").to_pylist()
+    return state, versions
 
 
 def _moved(source: Path, folder: Path) -> PublishedWeights:
