@@ -73,13 +73,14 @@ rehearse: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/snakemake --cores 1 --rerun-incomplete --nolock --quiet=rules \
 	    --config preset=rehearsal $(if $(SEEDS),seeds=$(SEEDS)) $(REHEARSAL)
 	$(CLUSTER)/bin/python -m pipeline sources --preset rehearsal
+	$(CLUSTER)/bin/python -m pipeline protocols results/rehearsal/cells/sat-gspo-r3/lag8/seed0
 	@echo "Open results/rehearsal/report.html"
 
 # make test-slurm  cells on a private SLURM of this machine, brought up and down by the tests; root, installs Debian's slurm-wlm and munge
 test-slurm: $(VENV)/.ready-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/slurm
 
-# make test-cluster test-slurm   the tests that need SGLang, Megatron-core or lm-eval
+# make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
 	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 
