@@ -72,7 +72,7 @@ def lm_eval_rows(
 
 
 def on_one_node(settings: CellSettings) -> CellSettings:
-    """Settings whose only server runs on the first node, for a cell of several: lm-eval asks one server."""
+    """Settings whose only server runs on the first node, for a cell of several: lm-eval asks one server, weights are on disk."""
     servers, cluster = sections(settings)
     if cluster.num_nodes == 1:
         return settings
