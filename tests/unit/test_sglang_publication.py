@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,33 @@ class Held:
         )
 
 
-def publish(tmp_path: Path, route: str, verify: bool, *servers: Held) -> Publication:
-    published = PublishedWeights(8, {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)})
-    published.write(tmp_path / "version")
-    settings = load_settings(overrides={"preset": "rehearsal"}).cell(Cell("grpo", "8", 0))
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
+
+
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(load_settings(overrides={"preset": "rehearsal"}).cell(Cell("grpo", "8", 0)), tmp_path)
+
+
+def publish_with(
+    publisher: Publisher, tmp_path: Path, published: PublishedWeights, route: str, verify: bool, *servers: Held
+) -> Publication:
+    folder = tmp_path / f"version_{published.version}"
+    if published.folder is None:
+        published.write(folder)
 
     async def run() -> Publication:
         targets = [
             Target(ServerClient(f"http://server-{i}", None, 4, httpx.MockTransport(held)), Running())  # type: ignore[arg-type]
             for i, held in enumerate(servers)
         ]
-        done, _ = await Publisher(settings, tmp_path).publish(targets, published, tmp_path / "version", route, verify)  # type: ignore[arg-type]
+        done, _ = await publisher.publish(targets, published, folder, route, verify)  # type: ignore[arg-type]
         return done
 
     return asyncio.run(run())
+
+
+def publish(tmp_path: Path, route: str, verify: bool, *servers: Held) -> Publication:
+    return publish_with(publisher(tmp_path), tmp_path, PublishedWeights(8, WEIGHTS), route, verify, *servers)
 
 
 @pytest.mark.parametrize("route", ["disk", "tensor", "distributed"])
@@ -71,6 +85,26 @@ def test_a_publication_is_recorded_with_its_size(tmp_path: Path, route: str) -> 
     paths = [path for path, _ in held.requests]
     begin, end = ("/begin_weight_update", "/end_weight_update") if route != "disk" else (load, load)
     assert paths.index(begin) <= paths.index(load) <= paths.index(end)
+
+
+class Counted(dict[str, torch.Tensor]):
+    """Weights that count how often each tensor is read."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__(weights)
+        self.reads: Counter[str] = Counter()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads[name] += 1
+        return super().__getitem__(name)
+
+
+def test_the_tensor_route_reads_each_tensor_once_and_from_the_version_itself(tmp_path: Path) -> None:
+    PublishedWeights(8, WEIGHTS).write(tmp_path / "version_8")
+    stored = Counted(WEIGHTS)
+    published = PublishedWeights(8, stored, tmp_path / "version_8")
+    done = publish_with(publisher(tmp_path), tmp_path, published, "tensor", False, Held())
+    assert (done.num_tensors, done.num_bytes) == (2, 34) and stored.reads == {"a": 1, "b": 1}
 
 
 def test_a_route_that_changes_the_weights_is_found_by_the_load_from_disk(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import base64
 import io
 import sys
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -102,7 +102,7 @@ class Publisher:
             case "disk":
                 sent = await self.load_from_disk(targets, published.version, folder)
             case "tensor":
-                sent = await self._send_tensors(targets, published)
+                sent = await self._send_tensors(targets, published, folder)
             case "distributed":
                 sent = await self._broadcast(targets, published.version, folder)
         seconds = time.perf_counter() - started
@@ -140,12 +140,13 @@ class Publisher:
             raise NotPublished(f"the servers hold different weights under version {version}: checksums {sorted(checksums)}")
         return checksums.pop()
 
-    async def _send_tensors(self, targets: Sequence[Target], published: PublishedWeights) -> Sent:
-        sent, parts = Sent(), list(_name_buckets(published.weights))
+    async def _send_tensors(self, targets: Sequence[Target], published: PublishedWeights, folder: Path) -> Sent:
+        sent, parts = Sent(), sender.buckets(folder)
         await self._all(targets, "/begin_weight_update", {})
-        for number, names in enumerate(parts, start=1):
+        for number, bucket in enumerate(parts, start=1):
             # copies, which must outlive the request: the servers read from the shared memory that holds them
-            tensors = [(name, published.weights[name].clone(memory_format=torch.contiguous_format)) for name in names]
+            named = ((entry.name, published.weights[entry.name]) for entry in bucket)
+            tensors = [(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in named]
             body = {"serialized_named_tensors": [_shared(tensors)] * self.tensor_parallel}
             await self._all(targets, "/update_weights_from_tensor", body | _finish(published.version, number == len(parts)))
             sent += Sent(len(tensors), sum(tensor.nbytes for _, tensor in tensors))
@@ -221,20 +222,6 @@ def _content(folder: Path) -> Sent:
 def _finish(version: int, last: bool) -> dict[str, Any]:
     """The last part names the version and flushes the cache; before it the servers keep their old version."""
     return {"flush_cache": True, "weight_version": str(version)} if last else {"flush_cache": False}
-
-
-def _name_buckets(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names in order, so many at a time that their tensors fit a bucket."""
-    names: list[str] = []
-    size = 0
-    for name in weights:
-        num_bytes = weights[name].nbytes
-        if names and size + num_bytes > sender.BUCKET_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += num_bytes
-    yield names
 
 
 def _shared(tensors: Sequence[tuple[str, Tensor]]) -> str:
