@@ -34,7 +34,7 @@ from pipeline.launch.hosts import LOOPBACK
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
-from pipeline.rollout.sglang.server import free_port, sections
+from pipeline.rollout.sglang.server import free_port, own_interface, sections
 
 Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank
@@ -87,7 +87,7 @@ class Publisher:
         self.backend = "nccl" if cluster.device == "cuda" else "gloo"
         self.python = cluster.server_python or sys.executable
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
-        self.logs, self.host = logs, host
+        self.logs, self.host, self.environment = logs, host, own_interface(cluster)
         self._whole: Sent | None = None  # what the first version held: all versions hold as much
 
     async def publish(
@@ -156,7 +156,7 @@ class Publisher:
     async def _broadcast(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
         """One sender process and one process group per publication: a server that was started again needs no special case."""
         group, port, world_size = f"version-{version}", free_port(), 1 + len(targets) * self.tensor_parallel
-        process = Process(self._sender_spec(folder, group, port, world_size), self.logs / "sender.log")
+        process = Process(self.sender_spec(folder, group, port, world_size), self.logs / "sender.log")
         try:
             return await self._receive(targets, process, version, folder, group, port, world_size)
         finally:
@@ -193,7 +193,7 @@ class Publisher:
         await self._all(targets, "/destroy_weights_update_group", {"group_name": group})
         return sent
 
-    def _sender_spec(self, folder: Path, group: str, port: int, world_size: int) -> ProcessSpec:
+    def sender_spec(self, folder: Path, group: str, port: int, world_size: int) -> ProcessSpec:
         options = {
             "--folder": folder,
             "--host": self.host,
@@ -204,7 +204,7 @@ class Publisher:
             "--timeout-s": self.timeout_s,
         }
         words = [str(word) for option in options.items() for word in option]
-        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), gpus=self.gpus)
+        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), self.environment, self.gpus)
 
     async def _all(
         self, targets: Sequence[Target], path: str, body: Mapping[str, Any], sending: Process | None = None
