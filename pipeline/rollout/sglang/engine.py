@@ -29,7 +29,7 @@ from pipeline.launch.hosts import Host, cell_hosts
 from pipeline.launch.placement import Place, place
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
-from pipeline.rollout.sglang.client import ServerLost, generate_body
+from pipeline.rollout.sglang.client import Refused, ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
 from pipeline.rollout.sglang.fleet import Fleet, SpecOf, allow_connections
 from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Route, Target
@@ -177,7 +177,7 @@ class SGLangEngine:
             self._main.cancel()
 
     async def _publish(self, published: PublishedWeights) -> None:
-        """Bring a version into all servers. Where one is lost meanwhile, all start again and get it by the simplest route."""
+        """Bring a version into all servers. Where one is lost or refuses, all start again and get it by the simplest route."""
         folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
@@ -186,8 +186,8 @@ class SGLangEngine:
         verify = self._from_scratch == "disk" and len(self.publications) % self.servers.verify_interval == 0
         try:
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
-        except ServerLost as lost:
-            await self._fleet.restart_all(str(lost))
+        except (ServerLost, Refused) as error:
+            await self._fleet.restart_all(str(error))
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self._from_scratch, verify)
         self._checksum = checksum
         self.publications.append(done)

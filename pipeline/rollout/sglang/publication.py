@@ -95,7 +95,7 @@ class Publisher:
     ) -> tuple[Publication, Checksum]:
         """Bring `published`, which lies in `folder`, into all targets, and return their common checksum as well.
 
-        Raises ServerLost where a server ends or refuses, NotPublished where one holds something else.
+        Raises ServerLost where a server ends, Refused where one does not take it, NotPublished where one holds something else.
         """
         started = time.perf_counter()
         match route:
