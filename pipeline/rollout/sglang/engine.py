@@ -181,8 +181,8 @@ class SGLangEngine:
         folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
+        await self._fleet.pause()  # a restart under way still loads the version before
         before, self._current, self._checksum = self._current, (published, folder), None
-        self._fleet.watching, self._fleet.restarts = False, 0
         verify = self._from_scratch == "disk" and len(self.publications) % self.servers.verify_interval == 0
         try:
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
@@ -192,7 +192,6 @@ class SGLangEngine:
         self._checksum = checksum
         self.publications.append(done)
         await self._fleet.admit_all()
-        self._fleet.watching = True
         if before is not None and before[1].is_relative_to(self._scratch):
             shutil.rmtree(before[1])
 
