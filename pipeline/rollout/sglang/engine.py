@@ -13,7 +13,6 @@ import asyncio
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.hosts import Host, cell_hosts
 from pipeline.launch.placement import Place, place
+from pipeline.launch.scratch import scratch_folder
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import Refused, ServerLost, generate_body
@@ -65,9 +65,7 @@ class SGLangEngine:
         placement = place(settings)
         self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
         self.publications: list[Publication] = []
-        if cluster.scratch is not None:
-            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
+        self._scratch = scratch_folder(cluster.scratch, "rollout-")
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
         hosts = tuple(hosts) or cell_hosts(cluster.num_nodes)
         self._publisher = Publisher(settings, logs, hosts[0].address)
