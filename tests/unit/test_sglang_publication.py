@@ -57,7 +57,7 @@ def publish_with(
     publisher: Publisher, tmp_path: Path, published: PublishedWeights, route: str, verify: bool, *servers: Held
 ) -> Publication:
     folder = tmp_path / f"version_{published.version}"
-    if published.folder is None:
+    if not folder.exists():
         published.write(folder)
 
     async def run() -> Publication:
@@ -102,8 +102,7 @@ class Counted(dict[str, torch.Tensor]):
 def test_the_tensor_route_reads_each_tensor_once_and_from_the_version_itself(tmp_path: Path) -> None:
     PublishedWeights(8, WEIGHTS).write(tmp_path / "version_8")
     stored = Counted(WEIGHTS)
-    published = PublishedWeights(8, stored, tmp_path / "version_8")
-    done = publish_with(publisher(tmp_path), tmp_path, published, "tensor", False, Held())
+    done = publish_with(publisher(tmp_path), tmp_path, PublishedWeights(8, stored), "tensor", False, Held())
     assert (done.num_tensors, done.num_bytes) == (2, 34) and stored.reads == {"a": 1, "b": 1}
 
 
@@ -112,6 +111,27 @@ def test_a_route_that_changes_the_weights_is_found_by_the_load_from_disk(tmp_pat
     with pytest.raises(NotPublished, match="does not carry the weights unchanged"):
         publish(tmp_path, "tensor", True, Held(**wrong), Held(**wrong))
     assert not publish(tmp_path, "tensor", False, Held(**wrong)).verified
+
+
+def publish_two(tmp_path: Path, factor: float, later_checksum: str) -> Publication:
+    """The second of two verified versions, whose tensors are `factor` times those of the first."""
+    by, held = publisher(tmp_path), Held()
+    first = publish_with(by, tmp_path, PublishedWeights(8, WEIGHTS), "disk", True, held)
+    assert first.changed is None
+    held.changes["/update_weights_from_disk"] = later_checksum
+    later = PublishedWeights(9, {name: factor * tensor for name, tensor in WEIGHTS.items()})
+    assert publish_with(by, tmp_path, later, "disk", False, held).changed is None
+    return publish_with(by, tmp_path, later, "disk", True, held)
+
+
+def test_a_checksum_that_new_tensors_do_not_change_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPublished, match="versions 8 and 9 hold different tensors, but the servers' checksum of both"):
+        publish_two(tmp_path, 2.0, "right")
+
+
+@pytest.mark.parametrize(("factor", "checksum", "changed"), [(1.0, "right", False), (2.0, "another", True)])
+def test_whether_the_checksum_changed_is_recorded(tmp_path: Path, factor: float, checksum: str, changed: bool) -> None:
+    assert publish_two(tmp_path, factor, checksum).changed is changed
 
 
 def test_servers_that_disagree_are_found_at_every_publication(tmp_path: Path) -> None:

@@ -7,17 +7,21 @@ distributed  a sender process broadcasts the folder in a process group with the 
 The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
 belong to the old weights. Proof, each time: as many tensors and bytes were sent as for the first version, every server reports the
 version, and the servers' checksums agree with each other. Where `verify` is asked for, the checksum after the route must also
-equal the checksum after a load of the same version from disk.
+equal the checksum after a load of the same version from disk, and differ from that of the last verified version unless both hold
+the same tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
+import os
 import sys
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -27,7 +31,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.hosts import LOOPBACK
@@ -40,6 +44,7 @@ Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank
 T = TypeVar("T")
 _POLL_S = 0.2
+_HASHERS = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Publication:
-    """One version that reached the servers: how, in how many seconds (verification apart), how much, and how it was checked."""
+    """One version that reached the servers: how, in how many seconds (verification apart), how much, and how it was checked.
+
+    changed: whether the servers' checksum differs from that of the last verified version; None where nothing was compared.
+    """
 
     version: int
     route: Route
@@ -61,6 +69,16 @@ class Publication:
     num_bytes: int
     verified: bool
     verify_s: float
+    changed: bool | None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A verified version, what the servers' checksum of it was, and a digest of its tensors."""
+
+    version: int
+    checksum: Checksum
+    content: str
 
 
 class NotPublished(EngineDied):
@@ -89,6 +107,7 @@ class Publisher:
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
         self.logs, self.host, self.environment = logs, host, own_interface(cluster)
         self._whole: Sent | None = None  # what the first version held: all versions hold as much
+        self._verified: Verified | None = None  # the last one
 
     async def publish(
         self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verify: bool
@@ -114,15 +133,32 @@ class Publisher:
                 f"the first version sent had {self._whole}"
             )
         if verify and route != "disk":
-            await self.load_from_disk(targets, published.version, folder)
-            from_disk = await self.agreed_checksum(targets, published.version)
-            if from_disk != checksum:
-                raise NotPublished(
-                    f"after route {route} the servers' checksum of version {published.version} is {checksum}, after a load from "
-                    f"disk {from_disk}: the route does not carry the weights unchanged; set servers.publication to disk"
-                )
+            await self._compare_with_disk(targets, published.version, folder, route, checksum)
+        changed = await self._compare_with_last(published.version, folder, checksum) if verify else None
         verify_s = time.perf_counter() - started - seconds
-        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s), checksum
+        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s, changed), checksum
+
+    async def _compare_with_disk(
+        self, targets: Sequence[Target], version: int, folder: Path, route: Route, checksum: Checksum
+    ) -> None:
+        await self.load_from_disk(targets, version, folder)
+        from_disk = await self.agreed_checksum(targets, version)
+        if from_disk != checksum:
+            raise NotPublished(
+                f"after route {route} the servers' checksum of version {version} is {checksum}, after a load from disk "
+                f"{from_disk}: the route does not carry the weights unchanged; set servers.publication to disk"
+            )
+
+    async def _compare_with_last(self, version: int, folder: Path, checksum: Checksum) -> bool | None:
+        """Whether the checksum differs from the last verified version's. A checksum that never does would prove nothing."""
+        last, new = self._verified, Verified(version, checksum, await asyncio.to_thread(_content_digest, folder))
+        if last is not None and last.version != version and last.checksum == checksum and last.content != new.content:
+            raise NotPublished(
+                f"versions {last.version} and {version} hold different tensors, but the servers' checksum of both is {checksum}: "
+                "they did not take the new weights, or their checksum does not see them; use the pinned version of SGLang"
+            )
+        self._verified = new
+        return None if last is None else checksum != last.checksum
 
     async def load_from_disk(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
@@ -217,6 +253,18 @@ class Publisher:
 def _content(folder: Path) -> Sent:
     entries = [entry for bucket in sender.buckets(folder) for entry in bucket]
     return Sent(len(entries), sum(entry.num_bytes for entry in entries))
+
+
+def _content_digest(folder: Path) -> str:
+    """One SHA-256 over the tensors' bytes, file by file; not over the files' headers, which name the version."""
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return hashlib.sha256("".join(pool.map(_data_digest, shards(folder))).encode()).hexdigest()
+
+
+def _data_digest(path: Path) -> str:
+    with open(path, "rb") as handle:
+        handle.seek(int.from_bytes(handle.read(8), "little"), os.SEEK_CUR)  # a header behind its length precedes the tensors
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _finish(version: int, last: bool) -> dict[str, Any]:
