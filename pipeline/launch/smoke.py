@@ -25,9 +25,9 @@ _TAIL = 1500
 
 def smoke_test(settings: Settings) -> list[Finding]:
     """Train, kill after the first step, continue to the end; one finding that names the first thing that went wrong."""
-    tiny = tiny_settings(settings)
     with tempfile.TemporaryDirectory(prefix="smoke-", dir=settings.cluster.scratch) as name:
         folder = Path(name)
+        tiny = tiny_settings(settings, folder / "scratch")
         prepare(tiny.problem_stage(), folder / "problems")
         warm_start(folder / "problems", tiny.warm_start, tiny.model, 0, folder / "base_policy", lambda _: None)
         cell = tiny.cell(Cell("sat-gspo-r3", "1", 0))
@@ -40,8 +40,8 @@ def smoke_test(settings: Settings) -> list[Finding]:
         return [Finding("smoke", "ok", found) if resumed == [1] else Finding("smoke", "failed", found, "look into the log")]
 
 
-def tiny_settings(settings: Settings) -> Settings:
-    """The rehearsal's policy and layout with the engines, device, precision and publication of `settings`."""
+def tiny_settings(settings: Settings, scratch: Path) -> Settings:
+    """The rehearsal's policy and layout with the engines, device, precision and publication of `settings`, and its own scratch."""
     kept_servers = ("publication", "attention_backend", "memory_fraction")
     kept_megatron = ("dtype", "layer_spec", "distributed_optimizer", "optimizer_offload", "recompute")
     return load_settings(
@@ -54,7 +54,7 @@ def tiny_settings(settings: Settings) -> Settings:
             "evaluation": {"interval": _STEPS, "num_samples": 1},
             "servers": {name: getattr(settings.servers, name) for name in kept_servers},
             "megatron": {name: getattr(settings.megatron, name) for name in kept_megatron},
-            "cluster": settings.cluster.model_dump(),
+            "cluster": settings.cluster.model_dump() | {"scratch": str(scratch)},
         }
     )
 

@@ -33,6 +33,7 @@ TROUBLE = {
     50: "lost_logprob",
 }
 DIE_LOADING = {"13": "die_once", "14": "always"}  # versions
+REFUSE_LOADING = {"15": "refuse_once", "16": "always", "17": "fail_once"}  # by a status, or by the answer's content
 LIMIT = 6  # a response longer than this ends by length
 
 
@@ -91,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/update_weights_from_disk":
             if self.happens(DIE_LOADING.get(body["weight_version"], "")):
                 os.kill(os.getpid(), 9)
+            if self.happens(refusal := REFUSE_LOADING.get(body["weight_version"], "")):
+                return self.reply(200 if refusal == "fail_once" else 400, {"success": False, "message": "no memory left"})
             Handler.version = body["weight_version"]
             content = b"".join(path.read_bytes() for path in sorted(Path(body["model_path"]).glob("*.safetensors")))
             Handler.checksum = hashlib.sha256(content).hexdigest()

@@ -71,9 +71,10 @@ def test_an_interpreter_without_the_packages_says_so():
     assert answer["packages"]["no-such-package"] is None and answer["packages"]["torch"]
 
 
-def test_the_smoke_test_keeps_device_precision_and_publication():
+def test_the_smoke_test_keeps_device_precision_and_publication_and_has_a_scratch_folder_of_its_own(tmp_path):
     full = settings("full")
-    tiny = tiny_settings(full)
-    assert tiny.cluster == full.cluster and tiny.rollout.dtype == "bfloat16" and tiny.servers.publication == "distributed"
+    tiny = tiny_settings(full, tmp_path)
+    assert tiny.cluster == full.cluster.model_copy(update={"scratch": str(tmp_path)})
+    assert tiny.rollout.dtype == "bfloat16" and tiny.servers.publication == "distributed"
     assert tiny.megatron.layer_spec == "transformer_engine" and tiny.megatron.optimizer_offload
     assert (tiny.trainer.steps, tiny.trainer.checkpoint_interval, tiny.model.hidden_size) == (2, 1, 64)

@@ -59,6 +59,13 @@ def test_a_response_holds_what_the_server_said(model: ModelSettings) -> None:
     assert decode(model, answer(model, routed_experts="x"), routed=False).routed_experts is None
 
 
+def test_an_answer_that_breaks_off_at_any_byte_is_generated_again(model: ModelSettings) -> None:
+    whole = json.dumps(answer(model), separators=(",", ":")).encode()
+    for length in range(len(whole)):
+        with pytest.raises(Unusable):
+            decode_response(whole[:length], PROMPT, Expected(8, model, True))
+
+
 def test_spans_of_one_version_may_be_split(model: ModelSettings) -> None:
     spans = [{"version": "8", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
     assert decode(model, answer(model, weight_versions=spans)).policy_version.tolist() == [8, 8]

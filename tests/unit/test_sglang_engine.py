@@ -204,6 +204,23 @@ def test_servers_that_are_lost_again_and_again_end_the_engine(start: Start) -> N
         engine.generate([request(2)], SAMPLING).result(60)
 
 
+@pytest.mark.parametrize("number", [15, 17])
+def test_a_server_that_refuses_a_version_is_started_again_and_reads_it_from_disk(start: Start, tmp_path: Path, number: int) -> None:
+    engine = start(num_servers=2)
+    engine.load(version(0))
+    engine.load(version(number))
+    assert_is_answer(engine.generate([request(3)], SAMPLING).result(60).responses[0], (3,), number)
+    assert [(row.version, row.route) for row in engine.publications] == [(0, "disk"), (number, "disk")]
+    assert len({entry["pid"] for entry in log(tmp_path, "/update_weights_from_disk")}) == 4
+
+
+def test_a_version_that_is_always_refused_ends_the_engine_with_the_reason(start: Start) -> None:
+    engine = start()
+    engine.load(version(16))
+    with pytest.raises(EngineDied, match=r"lost 4 times with one version.*no memory left"):
+        engine.generate([request(2)], SAMPLING).result(60)
+
+
 def test_more_connections_than_the_system_allows_are_refused_at_the_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
     with pytest.raises(ValueError, match=r"is 4000, but this process may open 4096 files .* lower servers\.requests_in_flight"):

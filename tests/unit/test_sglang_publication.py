@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,33 @@ class Held:
         )
 
 
-def publish(tmp_path: Path, route: str, verify: bool, *servers: Held) -> Publication:
-    published = PublishedWeights(8, {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)})
-    published.write(tmp_path / "version")
-    settings = load_settings(overrides={"preset": "rehearsal"}).cell(Cell("grpo", "8", 0))
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
+
+
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(load_settings(overrides={"preset": "rehearsal"}).cell(Cell("grpo", "8", 0)), tmp_path)
+
+
+def publish_with(
+    publisher: Publisher, tmp_path: Path, published: PublishedWeights, route: str, verify: bool, *servers: Held
+) -> Publication:
+    folder = tmp_path / f"version_{published.version}"
+    if not folder.exists():
+        published.write(folder)
 
     async def run() -> Publication:
         targets = [
             Target(ServerClient(f"http://server-{i}", None, 4, httpx.MockTransport(held)), Running())  # type: ignore[arg-type]
             for i, held in enumerate(servers)
         ]
-        done, _ = await Publisher(settings, tmp_path).publish(targets, published, tmp_path / "version", route, verify)  # type: ignore[arg-type]
+        done, _ = await publisher.publish(targets, published, folder, route, verify)  # type: ignore[arg-type]
         return done
 
     return asyncio.run(run())
+
+
+def publish(tmp_path: Path, route: str, verify: bool, *servers: Held) -> Publication:
+    return publish_with(publisher(tmp_path), tmp_path, PublishedWeights(8, WEIGHTS), route, verify, *servers)
 
 
 @pytest.mark.parametrize("route", ["disk", "tensor", "distributed"])
@@ -73,11 +87,51 @@ def test_a_publication_is_recorded_with_its_size(tmp_path: Path, route: str) -> 
     assert paths.index(begin) <= paths.index(load) <= paths.index(end)
 
 
+class Counted(dict[str, torch.Tensor]):
+    """Weights that count how often each tensor is read."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__(weights)
+        self.reads: Counter[str] = Counter()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads[name] += 1
+        return super().__getitem__(name)
+
+
+def test_the_tensor_route_reads_each_tensor_once_and_from_the_version_itself(tmp_path: Path) -> None:
+    PublishedWeights(8, WEIGHTS).write(tmp_path / "version_8")
+    stored = Counted(WEIGHTS)
+    done = publish_with(publisher(tmp_path), tmp_path, PublishedWeights(8, stored), "tensor", False, Held())
+    assert (done.num_tensors, done.num_bytes) == (2, 34) and stored.reads == {"a": 1, "b": 1}
+
+
 def test_a_route_that_changes_the_weights_is_found_by_the_load_from_disk(tmp_path: Path) -> None:
     wrong = {"/update_weights_from_tensor": "wrong"}
     with pytest.raises(NotPublished, match="does not carry the weights unchanged"):
         publish(tmp_path, "tensor", True, Held(**wrong), Held(**wrong))
     assert not publish(tmp_path, "tensor", False, Held(**wrong)).verified
+
+
+def publish_two(tmp_path: Path, factor: float, later_checksum: str) -> Publication:
+    """The second of two verified versions, whose tensors are `factor` times those of the first."""
+    by, held = publisher(tmp_path), Held()
+    first = publish_with(by, tmp_path, PublishedWeights(8, WEIGHTS), "disk", True, held)
+    assert first.changed is None
+    held.changes["/update_weights_from_disk"] = later_checksum
+    later = PublishedWeights(9, {name: factor * tensor for name, tensor in WEIGHTS.items()})
+    assert publish_with(by, tmp_path, later, "disk", False, held).changed is None
+    return publish_with(by, tmp_path, later, "disk", True, held)
+
+
+def test_a_checksum_that_new_tensors_do_not_change_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPublished, match="versions 8 and 9 hold different tensors, but the servers' checksum of both"):
+        publish_two(tmp_path, 2.0, "right")
+
+
+@pytest.mark.parametrize(("factor", "checksum", "changed"), [(1.0, "right", False), (2.0, "another", True)])
+def test_whether_the_checksum_changed_is_recorded(tmp_path: Path, factor: float, checksum: str, changed: bool) -> None:
+    assert publish_two(tmp_path, factor, checksum).changed is changed
 
 
 def test_servers_that_disagree_are_found_at_every_publication(tmp_path: Path) -> None:

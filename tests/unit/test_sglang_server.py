@@ -15,6 +15,7 @@ from pipeline.launch.hosts import Host
 from pipeline.launch.placement import Place, place
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
+from pipeline.rollout.sglang.publication import Publisher
 from pipeline.rollout.sglang.server import free_port, sections, server_spec
 
 
@@ -75,6 +76,15 @@ def test_a_server_on_another_node_listens_on_its_address_and_asks_for_a_key(mode
     spec = server_spec(cell("full"), 1, Place(1, (0,)), model, 1, host=host, key_file=model / "key.yaml")
     given = options(spec.command)
     assert spec.host == host and given["--host"] == "10.0.0.2" and given["--config"] == str(model / "key.yaml")
+
+
+@pytest.mark.parametrize(("num_nodes", "interface"), [(1, "lo"), (2, None)])
+def test_the_collectives_of_one_node_stay_on_its_loopback_interface(model: Path, num_nodes: int, interface: str | None) -> None:
+    settings = cell("full", cluster={"num_nodes": num_nodes}, servers={"publication": "distributed"})
+    server = server_spec(settings, 0, Place(), model, 1)
+    sender = Publisher(settings, model).sender_spec(model, "version-1", 2, 5)
+    for spec in (server, sender):
+        assert [spec.environment.get(f"{name}_SOCKET_IFNAME") for name in ("NCCL", "GLOO")] == [interface] * 2
 
 
 def test_dense_layers_which_sglang_would_not_load_are_refused() -> None:

@@ -1,8 +1,8 @@
 """HTTP to one server, straight to the worker: SGLang's router drops `return_routed_experts` and knows no weight updates.
 
-Bodies are built here by pure functions, so that tests can hold them against SGLang's own request classes. A request that the
-server refuses raises ValueError; one that got no answer raises ServerLost, and what is safe to repeat is repeated by the caller
-(a generation changes nothing in the server).
+Bodies are built here by pure functions, so that tests can hold them against SGLang's own request classes. A generation that the
+server refuses raises ValueError, a control request Refused; one that got no answer raises ServerLost, and what is safe to repeat is
+repeated by the caller (a generation changes nothing in the server).
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ _BODIES_AT_ONCE = 4  # of one server, read and decoded at a time: with routed ex
 
 class ServerLost(EngineDied):
     """The server did not answer: it ended, closed the connection, or is not ready."""
+
+
+class Refused(EngineDied):
+    """The server runs but did not do what a control request asked of it; what weights it holds now is unknown."""
 
 
 def max_new_tokens(prompt_tokens: int, sampling: SamplingSettings) -> int:
@@ -101,13 +105,13 @@ class ServerClient:
                     return await asyncio.get_running_loop().run_in_executor(pool, decode, content)
         except httpx.TransportError as error:
             raise ServerLost(f"{self.url} gave no answer ({type(error).__name__}: {error})") from error
-        raise _refusal(response.status_code, content, f"{self.url}/generate")
+        raise _refusal(response.status_code, content, f"{self.url}/generate", ValueError)
 
     async def control(self, path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """POST to an endpoint that answers {"success": ..., "message": ...} and more."""
         answer = await self._ask("POST", path, timeout_s, body)
         if not answer.get("success"):
-            raise ValueError(f"{self.url}{path} failed: {answer.get('message')}")
+            raise Refused(f"{self.url}{path} failed: {answer.get('message')}")
         return answer
 
     async def weight_version(self) -> str:
@@ -119,7 +123,7 @@ class ServerClient:
         except httpx.TransportError as error:
             raise ServerLost(f"{self.url}{path} gave no answer ({type(error).__name__}: {error})") from error
         if response.status_code != httpx.codes.OK:
-            raise _refusal(response.status_code, response.content, f"{self.url}{path}")
+            raise _refusal(response.status_code, response.content, f"{self.url}{path}", Refused)
         return response.json()
 
     async def healthy(self) -> bool:
@@ -133,9 +137,9 @@ class ServerClient:
         await self._http.aclose()
 
 
-def _refusal(status: int, content: bytes, what: str) -> Exception:
-    """What another status than 200 means: the request is wrong, or the server is not in order."""
+def _refusal(status: int, content: bytes, what: str, refused: type[Exception]) -> Exception:
+    """What another status than 200 means: the request is `refused`, or the server is not in order."""
     message = content[:2000].decode(errors="replace")
     if httpx.codes.is_client_error(status):
-        return ValueError(f"{what} refused the request (HTTP {status}): {message}")
+        return refused(f"{what} refused the request (HTTP {status}): {message}")
     return ServerLost(f"{what} answered HTTP {status}: {message}")

@@ -41,8 +41,8 @@ class Expected:
 
 def decode_response(body: bytes, request: Request, expected: Expected) -> Response:
     """The Response in `body`. Raises Unusable for one that has to be generated again."""
-    body, routes = _cut_routes(body)
     try:
+        body, routes = _cut_routes(body)
         answer = json.loads(body)
         meta, ids = answer["meta_info"], np.array(answer["output_ids"], dtype=np.int32)
         finish_reason = _finish_reason(meta["finish_reason"])

@@ -13,7 +13,6 @@ import asyncio
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -27,9 +26,10 @@ from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.hosts import Host, cell_hosts
 from pipeline.launch.placement import Place, place
+from pipeline.launch.scratch import scratch_folder
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
-from pipeline.rollout.sglang.client import ServerLost, generate_body
+from pipeline.rollout.sglang.client import Refused, ServerLost, generate_body
 from pipeline.rollout.sglang.decode import Expected, Unusable, decode_response
 from pipeline.rollout.sglang.fleet import Fleet, SpecOf, allow_connections
 from pipeline.rollout.sglang.publication import Checksum, Publication, Publisher, Route, Target
@@ -65,9 +65,7 @@ class SGLangEngine:
         placement = place(settings)
         self.settings, self.servers, self.stop_token_ids = settings, servers, tuple(stop_token_ids)
         self.publications: list[Publication] = []
-        if cluster.scratch is not None:
-            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="rollout-", dir=cluster.scratch))
+        self._scratch = scratch_folder(cluster.scratch, "rollout-")
         key = secrets.token_hex(32) if cluster.num_nodes > 1 else None
         hosts = tuple(hosts) or cell_hosts(cluster.num_nodes)
         self._publisher = Publisher(settings, logs, hosts[0].address)
@@ -177,22 +175,21 @@ class SGLangEngine:
             self._main.cancel()
 
     async def _publish(self, published: PublishedWeights) -> None:
-        """Bring a version into all servers. Where one is lost meanwhile, all start again and get it by the simplest route."""
+        """Bring a version into all servers. Where one is lost or refuses, all start again and get it by the simplest route."""
         folder = published.folder or self._scratch / f"{len(self.publications)}_version_{published.version}"
         if published.folder is None:
             await asyncio.to_thread(published.write, folder)
+        await self._fleet.pause()  # a restart under way still loads the version before
         before, self._current, self._checksum = self._current, (published, folder), None
-        self._fleet.watching, self._fleet.restarts = False, 0
         verify = self._from_scratch == "disk" and len(self.publications) % self.servers.verify_interval == 0
         try:
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
-        except ServerLost as lost:
-            await self._fleet.restart_all(str(lost))
+        except (ServerLost, Refused) as error:
+            await self._fleet.restart_all(str(error))
             done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self._from_scratch, verify)
         self._checksum = checksum
         self.publications.append(done)
         await self._fleet.admit_all()
-        self._fleet.watching = True
         if before is not None and before[1].is_relative_to(self._scratch):
             shutil.rmtree(before[1])
 

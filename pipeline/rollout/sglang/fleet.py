@@ -43,6 +43,7 @@ class Server:
         self.suspect = False  # it failed one, and has to pass its health check before the next
         self.outstanding = 0
         self.last_answer = 0.0
+        self.restarting = asyncio.Lock()  # held by whoever decides on a restart and carries it out
 
     def began(self) -> None:
         if self.outstanding == 0:
@@ -57,7 +58,7 @@ class Fleet:
         self.settings, self.spec_of, self.logs, self.key, self.reload = settings, spec_of, logs, key, reload
         self.servers = [Server(number) for number in range(settings.num_servers)]
         self.restarts = 0  # since the newest version
-        self.watching = False  # off during a publication, which notices a lost server itself
+        self._watching = False  # off during a publication, which notices a lost server itself
         self._changed = asyncio.Condition()
         self._clients: list[ServerClient] = []
 
@@ -91,10 +92,20 @@ class Fleet:
     async def _watch(self, server: Server) -> None:
         while True:
             await asyncio.sleep(_WATCH_S)
-            if self.watching:
-                await self._look_after(server)
+            if self._watching:
+                async with server.restarting:
+                    await self._look_after(server)
+
+    async def pause(self) -> None:
+        """Stop looking after the servers, until `admit_all`. Returns once no restart is under way; restarts count from here."""
+        self._watching = False
+        for server in self.servers:
+            async with server.restarting:
+                pass
+        self.restarts = 0
 
     async def restart_all(self, reason: str) -> None:
+        """Start all servers again while paused, with the current version."""
         for server in self.servers:
             server.ready = False
         await asyncio.gather(*(self._restart(server, reason) for server in self.servers))
@@ -120,7 +131,7 @@ class Fleet:
                 await self._changed.wait()
 
     async def _look_after(self, server: Server) -> None:
-        if not server.ready or server.target is None:
+        if not self._watching or not server.ready or server.target is None:  # watching may have ended while this waited
             return
         silent_s = time.monotonic() - server.last_answer
         if server.target.process.exit_code is not None:
@@ -155,9 +166,10 @@ class Fleet:
                 return await self._admit(server)
 
     async def admit_all(self) -> None:
-        """Let requests reach the servers, which now hold a published version."""
+        """Let requests reach the servers, which now hold a published version, and look after them."""
         for server in self.servers:
             await self._admit(server)
+        self._watching = True
 
     async def _admit(self, server: Server) -> None:
         server.ready, server.suspect, server.last_answer = True, False, time.monotonic()

@@ -7,17 +7,21 @@ distributed  a sender process broadcasts the folder in a process group with the 
 The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
 belong to the old weights. Proof, each time: as many tensors and bytes were sent as for the first version, every server reports the
 version, and the servers' checksums agree with each other. Where `verify` is asked for, the checksum after the route must also
-equal the checksum after a load of the same version from disk.
+equal the checksum after a load of the same version from disk, and differ from that of the last verified version unless both hold
+the same tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
+import os
 import sys
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -27,19 +31,20 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.hosts import LOOPBACK
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
-from pipeline.rollout.sglang.server import free_port, sections
+from pipeline.rollout.sglang.server import free_port, own_interface, sections
 
 Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank
 T = TypeVar("T")
 _POLL_S = 0.2
+_HASHERS = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Publication:
-    """One version that reached the servers: how, in how many seconds (verification apart), how much, and how it was checked."""
+    """One version that reached the servers: how, in how many seconds (verification apart), how much, and how it was checked.
+
+    changed: whether the servers' checksum differs from that of the last verified version; None where nothing was compared.
+    """
 
     version: int
     route: Route
@@ -61,6 +69,16 @@ class Publication:
     num_bytes: int
     verified: bool
     verify_s: float
+    changed: bool | None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A verified version, what the servers' checksum of it was, and a digest of its tensors."""
+
+    version: int
+    checksum: Checksum
+    content: str
 
 
 class NotPublished(EngineDied):
@@ -87,22 +105,23 @@ class Publisher:
         self.backend = "nccl" if cluster.device == "cuda" else "gloo"
         self.python = cluster.server_python or sys.executable
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
-        self.logs, self.host = logs, host
+        self.logs, self.host, self.environment = logs, host, own_interface(cluster)
         self._whole: Sent | None = None  # what the first version held: all versions hold as much
+        self._verified: Verified | None = None  # the last one
 
     async def publish(
         self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verify: bool
     ) -> tuple[Publication, Checksum]:
         """Bring `published`, which lies in `folder`, into all targets, and return their common checksum as well.
 
-        Raises ServerLost where a server ends or refuses, NotPublished where one holds something else.
+        Raises ServerLost where a server ends, Refused where one does not take it, NotPublished where one holds something else.
         """
         started = time.perf_counter()
         match route:
             case "disk":
                 sent = await self.load_from_disk(targets, published.version, folder)
             case "tensor":
-                sent = await self._send_tensors(targets, published)
+                sent = await self._send_tensors(targets, published, folder)
             case "distributed":
                 sent = await self._broadcast(targets, published.version, folder)
         seconds = time.perf_counter() - started
@@ -114,15 +133,32 @@ class Publisher:
                 f"the first version sent had {self._whole}"
             )
         if verify and route != "disk":
-            await self.load_from_disk(targets, published.version, folder)
-            from_disk = await self.agreed_checksum(targets, published.version)
-            if from_disk != checksum:
-                raise NotPublished(
-                    f"after route {route} the servers' checksum of version {published.version} is {checksum}, after a load from "
-                    f"disk {from_disk}: the route does not carry the weights unchanged; set servers.publication to disk"
-                )
+            await self._compare_with_disk(targets, published.version, folder, route, checksum)
+        changed = await self._compare_with_last(published.version, folder, checksum) if verify else None
         verify_s = time.perf_counter() - started - seconds
-        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s), checksum
+        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s, changed), checksum
+
+    async def _compare_with_disk(
+        self, targets: Sequence[Target], version: int, folder: Path, route: Route, checksum: Checksum
+    ) -> None:
+        await self.load_from_disk(targets, version, folder)
+        from_disk = await self.agreed_checksum(targets, version)
+        if from_disk != checksum:
+            raise NotPublished(
+                f"after route {route} the servers' checksum of version {version} is {checksum}, after a load from disk "
+                f"{from_disk}: the route does not carry the weights unchanged; set servers.publication to disk"
+            )
+
+    async def _compare_with_last(self, version: int, folder: Path, checksum: Checksum) -> bool | None:
+        """Whether the checksum differs from the last verified version's. A checksum that never does would prove nothing."""
+        last, new = self._verified, Verified(version, checksum, await asyncio.to_thread(_content_digest, folder))
+        if last is not None and last.version != version and last.checksum == checksum and last.content != new.content:
+            raise NotPublished(
+                f"versions {last.version} and {version} hold different tensors, but the servers' checksum of both is {checksum}: "
+                "they did not take the new weights, or their checksum does not see them; use the pinned version of SGLang"
+            )
+        self._verified = new
+        return None if last is None else checksum != last.checksum
 
     async def load_from_disk(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
@@ -140,12 +176,13 @@ class Publisher:
             raise NotPublished(f"the servers hold different weights under version {version}: checksums {sorted(checksums)}")
         return checksums.pop()
 
-    async def _send_tensors(self, targets: Sequence[Target], published: PublishedWeights) -> Sent:
-        sent, parts = Sent(), list(_name_buckets(published.weights))
+    async def _send_tensors(self, targets: Sequence[Target], published: PublishedWeights, folder: Path) -> Sent:
+        sent, parts = Sent(), sender.buckets(folder)
         await self._all(targets, "/begin_weight_update", {})
-        for number, names in enumerate(parts, start=1):
+        for number, bucket in enumerate(parts, start=1):
             # copies, which must outlive the request: the servers read from the shared memory that holds them
-            tensors = [(name, published.weights[name].clone(memory_format=torch.contiguous_format)) for name in names]
+            named = ((entry.name, published.weights[entry.name]) for entry in bucket)
+            tensors = [(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in named]
             body = {"serialized_named_tensors": [_shared(tensors)] * self.tensor_parallel}
             await self._all(targets, "/update_weights_from_tensor", body | _finish(published.version, number == len(parts)))
             sent += Sent(len(tensors), sum(tensor.nbytes for _, tensor in tensors))
@@ -155,7 +192,7 @@ class Publisher:
     async def _broadcast(self, targets: Sequence[Target], version: int, folder: Path) -> Sent:
         """One sender process and one process group per publication: a server that was started again needs no special case."""
         group, port, world_size = f"version-{version}", free_port(), 1 + len(targets) * self.tensor_parallel
-        process = Process(self._sender_spec(folder, group, port, world_size), self.logs / "sender.log")
+        process = Process(self.sender_spec(folder, group, port, world_size), self.logs / "sender.log")
         try:
             return await self._receive(targets, process, version, folder, group, port, world_size)
         finally:
@@ -192,7 +229,7 @@ class Publisher:
         await self._all(targets, "/destroy_weights_update_group", {"group_name": group})
         return sent
 
-    def _sender_spec(self, folder: Path, group: str, port: int, world_size: int) -> ProcessSpec:
+    def sender_spec(self, folder: Path, group: str, port: int, world_size: int) -> ProcessSpec:
         options = {
             "--folder": folder,
             "--host": self.host,
@@ -203,7 +240,7 @@ class Publisher:
             "--timeout-s": self.timeout_s,
         }
         words = [str(word) for option in options.items() for word in option]
-        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), gpus=self.gpus)
+        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), self.environment, self.gpus)
 
     async def _all(
         self, targets: Sequence[Target], path: str, body: Mapping[str, Any], sending: Process | None = None
@@ -218,23 +255,21 @@ def _content(folder: Path) -> Sent:
     return Sent(len(entries), sum(entry.num_bytes for entry in entries))
 
 
+def _content_digest(folder: Path) -> str:
+    """One SHA-256 over the tensors' bytes, file by file; not over the files' headers, which name the version."""
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return hashlib.sha256("".join(pool.map(_data_digest, shards(folder))).encode()).hexdigest()
+
+
+def _data_digest(path: Path) -> str:
+    with open(path, "rb") as handle:
+        handle.seek(int.from_bytes(handle.read(8), "little"), os.SEEK_CUR)  # a header behind its length precedes the tensors
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
 def _finish(version: int, last: bool) -> dict[str, Any]:
     """The last part names the version and flushes the cache; before it the servers keep their old version."""
     return {"flush_cache": True, "weight_version": str(version)} if last else {"flush_cache": False}
-
-
-def _name_buckets(weights: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names in order, so many at a time that their tensors fit a bucket."""
-    names: list[str] = []
-    size = 0
-    for name in weights:
-        num_bytes = weights[name].nbytes
-        if names and size + num_bytes > sender.BUCKET_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += num_bytes
-    yield names
 
 
 def _shared(tensors: Sequence[tuple[str, Tensor]]) -> str:

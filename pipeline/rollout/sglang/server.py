@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.artifacts import read_json
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import THIS_HOST, Host
+from pipeline.launch.hosts import LOOPBACK, THIS_HOST, Host, interface_of
 from pipeline.launch.placement import Place
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient
@@ -66,7 +66,7 @@ def arguments(
 
 def environment(settings: CellSettings, model: Path) -> dict[str, str]:
     servers, cluster = sections(settings)
-    chosen = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    chosen = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"} | own_interface(cluster)
     if settings.rollout.context_length > read_json(model / "config.json")["max_position_embeddings"]:
         chosen["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if cluster.device == "cpu":
@@ -74,6 +74,13 @@ def environment(settings: CellSettings, model: Path) -> dict[str, str]:
         chosen |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         chosen |= {"SGLANG_CPU_OMP_THREADS_BIND": bind} if servers.tensor_parallel > 1 else {}
     return chosen
+
+
+def own_interface(cluster: ClusterSettings) -> dict[str, str]:
+    """What keeps the collectives of a cell of one node off every network interface but the loopback one."""
+    if cluster.num_nodes > 1:
+        return {}
+    return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), interface_of(LOOPBACK))
 
 
 def server_spec(

@@ -12,7 +12,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -24,6 +23,7 @@ from pipeline.config import CellSettings
 from pipeline.launch.hosts import Host, cell_hosts, interface_of
 from pipeline.launch.placement import place
 from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.launch.scratch import scratch_folder
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
@@ -78,9 +78,7 @@ class MegatronTrainer:
         megatron, cluster = layout.sections(settings)
         layout.check(settings.model, megatron, cluster)
         self.settings, self.version = settings, 0
-        if cluster.scratch is not None:
-            Path(cluster.scratch).mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="published-", dir=cluster.scratch)).resolve()
+        self._scratch = scratch_folder(cluster.scratch, "published-")
         self._processes: list[Process] = []
         self._channel: ControllerChannel | None = None
         key = secrets.token_bytes(32)
