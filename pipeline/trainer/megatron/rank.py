@@ -173,9 +173,9 @@ def main() -> None:
     try:
         job: Job = channel.receive()
         settings = CellSettings.model_validate_json(job.settings)
-        torch.set_num_threads(settings.trainer.threads)
         device = torch.device("cpu")
         megatron, cluster = layout.sections(settings)
+        torch.set_num_threads(megatron.threads)
         if cluster.device == "cpu":
             cpu_adapter.install()
         else:
