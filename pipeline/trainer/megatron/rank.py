@@ -78,6 +78,7 @@ class RankTrainer:
         if self._generating is None or self._generating.version != generating.version:
             if generating.folder is None:
                 raise layout.Refusal(f"version {generating.version} has no folder that the ranks could read; publish it to one")
+            self.passes.frozen.pop("generating", None)  # host memory for one
             self.passes.frozen["generating"] = self.weights.frozen(Path(generating.folder))
             self._generating = generating
 
