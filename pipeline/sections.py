@@ -217,6 +217,7 @@ class MegatronSettings(Section):
     optimizer_offload: bool
     recompute: bool
     logprob_chunk_tokens: int = Field(gt=0)
+    threads: int = Field(gt=0)
     startup_timeout_s: float = Field(gt=0)
     stall_timeout_s: float = Field(gt=0)
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,13 @@ def hand_out(folder: Path, results: Path) -> None:
 
 def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder: Path, revision: str, stop: Stop) -> CellState:
     """Run the loop to its end, from its last checkpoint where there is one."""
-    trainer = policy_trainer(settings, base_policy, folder / "logs")
-    engine = rollout_engine(settings, base_policy, inputs.tokenizer, folder / "logs")
-    progress = CellProgress(settings, folder)
-    try:
+    logs = folder / "logs"
+    with (
+        closing(CellProgress(settings, folder)) as progress,
+        closing(policy_trainer(settings, base_policy, logs)) as trainer,
+        closing(rollout_engine(settings, base_policy, inputs.tokenizer, logs)) as engine,
+    ):
         return CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
-    finally:
-        engine.close()
-        trainer.close()
-        progress.close()
 
 
 def _finished_before(marker: Path, moment: float) -> bool:

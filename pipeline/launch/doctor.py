@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from pipeline.artifacts import Layout
 from pipeline.config import Settings
+from pipeline.planning.estimate import plan_run
 from pipeline.policy.checkpoint import MANIFEST, hf_shapes
 
 Status = Literal["ok", "warning", "failed"]
@@ -164,16 +165,24 @@ def _scratch(settings: Settings) -> Iterator[Finding]:
 
 
 def _memory(settings: Settings) -> Iterator[Finding]:
-    """Host memory: the frozen reference in the trainer's dtype, and with an offloaded optimizer 12 bytes per parameter."""
+    """Host memory of a node against the plan of the cell that needs most; failed where not even its low end fits."""
     if settings.trainer.engine != "megatron" or not Path("/proc/meminfo").exists():
         return
     available = int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))[1]) * 1024  # type: ignore[index]
-    parameters = _weight_bytes(settings) // _bytes_per_weight(settings)
-    needed = _weight_bytes(settings) + (12 * parameters if settings.megatron.optimizer_offload else 0)
-    needed //= settings.cluster.num_nodes
-    enough = available >= needed
-    found = f"{available / GIB:.0f} GiB available, {needed / GIB:.0f} GiB needed"
-    yield Finding("host memory", "ok" if enough else "failed", found, "" if enough else "take a larger node or more nodes")
+    try:
+        largest = max(plan_run(settings).cells, key=lambda estimate: estimate.host_bytes.high)
+    except ValueError as error:
+        yield Finding("host memory", "failed", str(error), "correct the settings")
+        return
+    low, high = (needed / settings.cluster.num_nodes for needed in largest.host_bytes.pair())
+    status: Status = "failed" if available < low else "warning" if available < high else "ok"
+    found = (
+        f"{available / GIB:.0f} GiB available, {largest.cell.method} at lag {largest.cell.lag} needs {low / GIB:.0f} to "
+        f"{high / GIB:.0f} GiB (by the length of responses)"
+    )
+    yield Finding(
+        "host memory", status, found, "" if status == "ok" else "take a larger node or more nodes, or leave such cells out"
+    )
 
 
 def _ports() -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +18,15 @@ from pipeline.launch import guard
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.hosts import THIS_HOST, Host
 
-_TAIL_LINES = 15
+_TAIL_LINES, _TAIL_BYTES = 15, 1 << 16
 # a step inherits this process's CPUs and tasks from the rest of SLURM's variables, which is another step's business
 _STEP_READS = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process: name ("server-0", "rank-2"), command line, environment beside the starter's, and the GPUs it may see.
+    """One process: name ("server-0", "rank-2"), command line, environment beside the starter's, and the GPUs it may see: their
+    positions among those that the starter sees, on another node among all.
 
     host: the machine that it runs on.
     """
@@ -45,7 +46,7 @@ class Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             self._guard = subprocess.Popen(
-                launcher(spec),
+                launcher(spec, os.environ.get("CUDA_VISIBLE_DEVICES")),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -70,7 +71,9 @@ class Process:
     def tail(self) -> str:
         """The last lines of the log."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            with open(self.log, "rb") as log:
+                log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+                lines = log.read().decode("utf-8", errors="replace").splitlines()
         except OSError:
             return "(no log)"
         return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
@@ -82,12 +85,29 @@ class Process:
         self._guard.wait()
 
 
-def launcher(spec: ProcessSpec) -> list[str]:
-    """The command line that runs `spec` under its guard, on another node through srun."""
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus))} if spec.gpus else {}
+def launcher(spec: ProcessSpec, inherited: str | None = None) -> list[str]:
+    """The command line that runs `spec` under its guard, on another node through srun.
+
+    inherited: CUDA_VISIBLE_DEVICES of the starter, which holds for this machine alone; None: all GPUs.
+    """
+    gpus = visible_gpus(spec.gpus, inherited if spec.host.name is None else None)
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     assignments = [f"{name}={value}" for name, value in visible.items()]
     guarded = [sys.executable, guard.__file__, *(["env", *assignments] if assignments else []), *spec.command]
     return guarded if spec.host.name is None else [*step(spec.host.name), *guarded]
+
+
+def visible_gpus(gpus: Sequence[int], inherited: str | None) -> list[str]:
+    """What CUDA calls the GPUs at these positions of an inherited list of indices or UUIDs. ValueError where it is too short."""
+    if inherited is None or not gpus:
+        return [str(gpu) for gpu in gpus]
+    seen = [name.strip() for name in inherited.split(",") if name.strip()]
+    if max(gpus) >= len(seen):
+        raise ValueError(
+            f"a process needs GPUs {','.join(map(str, gpus))}, but CUDA_VISIBLE_DEVICES={inherited!r} shows {len(seen)}; ask for "
+            "more GPUs, unset it, or lower cluster.gpus_per_node and the engines' numbers"
+        )
+    return [seen[gpu] for gpu in gpus]
 
 
 def step(node: str) -> list[str]:

@@ -130,14 +130,7 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
     writes = Interval(*(checkpoint.write_s(pace) for pace in paces))
     batch = Interval(*(_batch_s(workload, times, placement.shared) for times in (low, high)))
     tokens = workload.responses_per_batch * (workload.response_tokens.value + workload.prompt_tokens.value)
-    in_flight = tokens * (1 + workload.flight if workload.asynchronous else 1)
-    replay = workload.routing_replay
-    host = Interval(
-        *(
-            storage.host_bytes(size, placement.servers, placement.ranks, pace, count, replay, bool(workload.passes.reference_kl))
-            for pace, count in zip(paces, in_flight.pair(), strict=True)
-        )
-    )
+    held = Interval(*(storage.rollout_bytes(size, count, workload.routing_replay) for count in tokens.pair()))
     return CellEstimate(
         cell=cell,
         workload=workload,
@@ -147,13 +140,23 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
         checkpoint=checkpoint,
         checkpoint_write_s=writes,
         batch_s=batch,
-        host_bytes=host,
+        host_bytes=_host_bytes(settings, workload, size, placement, held),
         scratch_bytes=storage.scratch_bytes(checkpoint, versions),
         log_bytes=storage.log_bytes(steps, workload.evaluated_versions * workload.evaluation_responses),
-        rollout_bytes_per_step=Interval(
-            *(storage.rollout_bytes(size, count / workload.steps_per_batch, replay) for count in tokens.pair())
-        ),
+        rollout_bytes_per_step=held * (1 / workload.steps_per_batch),
     )
+
+
+def _host_bytes(settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement, batch: Interval) -> Interval:
+    """Host memory of a cell. batch: bytes of one rollout batch, of which each rank of a trainer with processes has a copy."""
+    frozen = (settings.objective.reference_kl_coefficient > 0) + (settings.resolved_method().denominator == "rollout_weights")
+    in_flight = 1 + workload.flight if workload.asynchronous else 1
+    copied = 1 if settings.trainer.engine == "megatron" else 0
+    ends = (
+        storage.host_bytes(size, placement.servers, placement.ranks, pace, frozen, copied * held, in_flight * held)
+        for pace, held in zip((placement.rates.pace(best) for best in (True, False)), batch.pair(), strict=True)
+    )
+    return Interval(*ends)
 
 
 def lengths_of(workload: Workload, best: bool) -> Lengths:

@@ -12,6 +12,7 @@ from pipeline.planning.timing import cache_tokens
 _CONTEXT_BYTES = 3 * GB  # CUDA context, NCCL buffers, fragmentation: what a process holds before the first tensor
 _EXPERT_IMBALANCE = 2.0  # tokens of the fullest rank over the mean, without an auxiliary loss
 _ADAM_VALUES = 3  # float32 master weights and two moments
+PINNED_ROUNDING = 4 / 3  # CUDA pins powers of two of bytes: exact for an expert's matrices of 3 x 2^n, a mean for others
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ def optimizer_bytes(size: ModelSize, ranks: Ranks) -> float:
     return _ADAM_VALUES * FP32 * (experts + rest)
 
 
+def offloaded_bytes(size: ModelSize, ranks: Ranks) -> float:
+    """Host memory of one rank's offloaded Adam: two moments, and main weights and gradients, which are pinned; all float32."""
+    values = optimizer_bytes(size, ranks) / _ADAM_VALUES
+    return values * (2 + 2 * PINNED_ROUNDING)
+
+
 def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_policies: int) -> list[MemoryPart]:
     """Memory of one training rank. num_policies: 2 with a reference policy beside the trained one, else 1."""
     parameters = sum(parameters_per_rank(size, ranks))
@@ -58,7 +65,9 @@ def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_p
         MemoryPart(
             "optimizer",
             0.0 if ranks.optimizer_offload else optimizer,
-            f"{optimizer / GB:.1f} GB in host memory" if ranks.optimizer_offload else "master weights and two moments, float32",
+            f"{offloaded_bytes(size, ranks) / GB:.1f} GB in host memory"
+            if ranks.optimizer_offload
+            else "master weights and two moments, float32",
         ),
         MemoryPart(
             "reference policy",

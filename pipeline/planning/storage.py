@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.constants import Pace
-from pipeline.planning.memory import optimizer_bytes, parameters_per_rank
+from pipeline.planning.memory import PINNED_ROUNDING, offloaded_bytes, parameters_per_rank
 from pipeline.planning.model_size import FP32, ModelSize
 from pipeline.planning.placement import Ranks, Servers
 
@@ -52,15 +52,18 @@ def scratch_bytes(checkpoint: CheckpointSize, published_versions: int) -> float:
 
 
 def host_bytes(
-    size: ModelSize, servers: Servers, ranks: Ranks, pace: Pace, tokens_in_flight: float, routing_replay: bool, reference: bool
+    size: ModelSize, servers: Servers, ranks: Ranks, pace: Pace, frozen_policies: int, batch_bytes: float, rollouts_bytes: float
 ) -> float:
-    """Host memory of a cell: offloaded states, rollouts in flight, the processes, and the reference policy with the place where the
-    trained weights wait while it has theirs. Scratch folders are apart, also where they are in memory.
+    """Host memory of a cell: offloaded states, rollouts, the processes, and the frozen policies with the place where the trained
+    weights wait while one of them has theirs. Scratch folders are apart, also where they are in memory.
+
+    batch_bytes: what every rank holds of the batch that is trained on.  rollouts_bytes: rollouts of the controller.
     """
-    offloaded = ranks.count * optimizer_bytes(size, ranks) if ranks.optimizer_offload else 0.0
-    exchanged = 2 * reference * ranks.count * sum(parameters_per_rank(size, ranks)) * ranks.weight_bytes
+    offloaded = ranks.count * offloaded_bytes(size, ranks) if ranks.optimizer_offload else 0.0
+    waiting = frozen_policies + 1 if frozen_policies else 0
+    exchanged = PINNED_ROUNDING * waiting * ranks.count * sum(parameters_per_rank(size, ranks)) * ranks.weight_bytes
     processes = servers.count * pace.server_host_bytes + ranks.count * pace.rank_host_bytes
-    return offloaded + exchanged + rollout_bytes(size, tokens_in_flight, routing_replay) + processes
+    return offloaded + exchanged + ranks.count * batch_bytes + rollouts_bytes + processes
 
 
 def log_bytes(steps: int, evaluation_rows: int) -> float:

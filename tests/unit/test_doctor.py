@@ -12,6 +12,7 @@ from pipeline.artifacts import Layout
 from pipeline.config import Settings, load_settings
 from pipeline.launch import doctor
 from pipeline.launch.smoke import tiny_settings
+from pipeline.planning.estimate import plan_run
 
 
 def settings(preset: str = "rehearsal", **overrides: object) -> Settings:
@@ -60,10 +61,14 @@ def test_too_few_gpus_and_memory_that_others_hold_are_named(tmp_path):
     assert found["server GPU 1 memory"].found == "40 of 80 GiB free" and "server GPU 0 memory" not in found
 
 
-def test_host_memory_counts_reference_and_offloaded_adam(monkeypatch):
-    """30.5 B parameters: 2 bytes each for the frozen reference, 12 for Adam and its master weights."""
+def test_host_memory_is_compared_with_the_plan_of_the_largest_cell():
+    """Expert ids of 8 steps' responses in four ranks and the controller, beside the states; per node where there are several."""
     (finding,) = doctor._memory(settings("full"))
-    assert finding.found.endswith(f"{30_532_122_624 * 14 // 2**30} GiB needed")
+    largest = max(plan_run(settings("full")).cells, key=lambda estimate: estimate.host_bytes.high)
+    low, high = (f"{needed / 2**30:.0f}" for needed in largest.host_bytes.pair())
+    assert largest.cell.lag == "8-15" and f"{largest.cell.method} at lag 8-15 needs {low} to {high} GiB" in finding.found
+    (halved,) = doctor._memory(settings("full", cluster={"num_nodes": 2}))
+    assert f"needs {largest.host_bytes.low / 2**31:.0f} to {largest.host_bytes.high / 2**31:.0f} GiB" in halved.found
 
 
 def test_an_interpreter_without_the_packages_says_so():

@@ -1,4 +1,4 @@
-"""Leases and error messages of the command line."""
+"""Leases, what a failed start leaves behind, and error messages of the command line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.artifacts import read_json
+from pipeline.artifacts import Cell, read_json
+from pipeline.config import load_settings
+from pipeline.launch import cell
+from pipeline.launch.errors import EngineDied
 from pipeline.launch.lease import lease
 from pipeline.launch.stop import Stop
+from pipeline.loop import CellInputs
 
 REPOSITORY = Path(__file__).parents[2]
 HOLD = """
@@ -40,6 +45,24 @@ def test_a_lease_waits_for_its_holder_and_passes_on_when_it_is_killed(tmp_path, 
     with lease(tmp_path, Stop()):
         assert read_json(tmp_path / "lease.json")["pid"] == os.getpid()
     assert not (tmp_path / "lease.json").exists()
+
+
+def test_a_rollout_engine_that_cannot_start_leaves_no_trainer_behind(tmp_path, monkeypatch):
+    closed: list[str] = []
+
+    def opened(name: str) -> SimpleNamespace:
+        return SimpleNamespace(close=lambda: closed.append(name))
+
+    def failing(*_: object) -> None:
+        raise EngineDied("server-0 ended")
+
+    monkeypatch.setattr(cell, "CellProgress", lambda *_: opened("progress"))
+    monkeypatch.setattr(cell, "policy_trainer", lambda *_: opened("trainer"))
+    monkeypatch.setattr(cell, "rollout_engine", failing)
+    settings = load_settings().cell(Cell("grpo", "1", 0))
+    with pytest.raises(EngineDied, match="server-0 ended"):
+        cell._train(settings, CellInputs([], [], None), tmp_path, tmp_path, "revision", Stop())  # pyright: ignore[reportArgumentType]
+    assert closed == ["trainer", "progress"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +110,26 @@ def test_the_rank_that_others_wait_for_is_named(pair: Pair) -> None:
         pair.controller.expect()
 
 
+def test_a_rank_that_takes_nothing_is_named_and_a_slow_one_gets_all(pair: Pair) -> None:
+    large = bytes(20 << 20)  # more than the pipe holds
+    received: list[object] = []
+    reader = threading.Thread(target=lambda: (time.sleep(STALL_S / 2), received.append(pair.ranks[0].receive())))
+    reader.start()
+    pair.controller.send(large)
+    reader.join()
+    assert received == [large]
+    started = time.monotonic()
+    with pytest.raises(EngineDied, match=r"^rank-0, rank-1 made no progress for 0\.4 s"):
+        pair.controller.send(large)
+    assert time.monotonic() - started < 5 * STALL_S
+
+
+def test_an_answer_that_comes_during_a_send_is_kept(pair: Pair) -> None:
+    pair.ranks[0].send("done", 1)
+    pair.controller.send("next")
+    assert pair.controller.expect() == ("done", 1)
+
+
 def test_a_slow_but_working_rank_is_waited_for(pair: Pair) -> None:
     threading.Thread(target=work, args=(pair.ranks[1],), daemon=True).start()
     threading.Timer(3 * STALL_S, pair.ranks[0].send, ("done", 5)).start()
@@ -122,6 +143,16 @@ def test_a_rank_that_never_comes_up_and_one_that_dies_first_are_named(listener) 
     dying[1].exit_code = 2
     with pytest.raises(EngineDied, match="rank-1 ended with exit code 2"):
         ControllerChannel(dying, listener, 10.0, STALL_S)  # pyright: ignore[reportArgumentType]
+
+
+def test_strangers_on_the_port_do_not_keep_a_rank_away(listener) -> None:
+    address = ("127.0.0.1", listener.address[1])
+    socket.create_connection(address).close()
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    threading.Thread(target=RankChannel, args=(0,), daemon=True).start()
+    controller = ControllerChannel(processes(1), listener, 10.0, STALL_S)  # pyright: ignore[reportArgumentType]
+    controller.close()
 
 
 def work(rank: RankChannel) -> None:

@@ -15,7 +15,7 @@ from pipeline.evaluation.lm_eval_score import on_one_node
 from pipeline.launch.hosts import Host, interface_of
 from pipeline.launch.placement import Place, place
 from pipeline.launch.process_plan import process_plan
-from pipeline.launch.processes import ProcessSpec, environment, launcher
+from pipeline.launch.processes import Process, ProcessSpec, environment, launcher, visible_gpus
 
 REPOSITORY = Path(__file__).parents[2]
 TWO = (Host(None, "10.0.0.1"), Host("two", "10.0.0.2"))
@@ -102,6 +102,23 @@ def test_another_node_s_process_is_a_step_with_its_guard_and_its_gpus(monkeypatc
     given = environment(spec)
     assert given["A"] == "1" and given["SLURM_JOB_ID"] == "7" and "SLURM_STEP_NODELIST" not in given
     assert "srun" not in launcher(ProcessSpec("server-0", ("serve",)))
+
+
+def test_gpus_are_positions_in_an_inherited_list_on_this_machine_alone() -> None:
+    assert visible_gpus((0, 1), None) == ["0", "1"]
+    assert visible_gpus((1,), "2,3") == ["3"] and visible_gpus((0, 1), "GPU-a, GPU-b") == ["GPU-a", "GPU-b"]
+    with pytest.raises(ValueError, match=r"needs GPUs 1,2, but CUDA_VISIBLE_DEVICES='2,3' shows 2"):
+        visible_gpus((1, 2), "2,3")
+    assert "CUDA_VISIBLE_DEVICES=7" in launcher(ProcessSpec("server-0", ("serve",), gpus=(1,)), "6,7")
+    assert "CUDA_VISIBLE_DEVICES=1" in launcher(ProcessSpec("server-1", ("serve",), gpus=(1,), host=TWO[1]), "6,7")
+
+
+def test_the_tail_of_a_long_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_bytes(b"\xff" * 100_000 + b"".join(b"\n%d" % line for line in range(20)))
+    process = Process(ProcessSpec("rank-0", ("true",)), log)
+    process.stop()
+    assert process.tail().splitlines() == [f"  | {line}" for line in range(5, 20)]
 
 
 def test_the_interface_of_an_address_is_found() -> None:

@@ -9,8 +9,17 @@ import torch
 
 from pipeline.config import load_settings
 from pipeline.planning.constants import DEVICES, GB, gpu_rates
+from pipeline.planning.estimate import plan_run
 from pipeline.planning.interval import Interval
-from pipeline.planning.memory import fits, optimizer_bytes, parameters_per_rank, server_fits, total_bytes, trainer_memory
+from pipeline.planning.memory import (
+    fits,
+    offloaded_bytes,
+    optimizer_bytes,
+    parameters_per_rank,
+    server_fits,
+    total_bytes,
+    trainer_memory,
+)
 from pipeline.planning.model_size import QWEN3_30B_A3B, QWEN25_7B, ModelSize
 from pipeline.planning.placement import Ranks, Servers, placement_of
 from pipeline.planning.storage import check_signal_lead, checkpoint_size
@@ -63,6 +72,17 @@ def test_the_papers_trainer_fits_80_gb_only_with_offloaded_states():
     weights_and_states = 18 * sum(parameters_per_rank(QWEN3_30B_A3B, resident))
     assert weights_and_states == pytest.approx(137.4e9, rel=1e-3)
     assert not fits(trainer_memory(QWEN3_30B_A3B, resident, 32768, 2), 141 * GB)
+
+
+def test_offloaded_states_and_frozen_weights_fill_host_memory():
+    """16 bytes a parameter for Adam, 2 for the reference and 2 for the weights it displaces; 12 of these 20 are pinned."""
+    assert 4 * offloaded_bytes(QWEN3_30B_A3B, PAPER) == pytest.approx(QWEN3_30B_A3B.parameters * (8 + 8 * 4 / 3))
+    plan = plan_run(load_settings(overrides={"preset": "full"}))
+    host = {(cell.cell.method, cell.cell.lag): cell.host_bytes for cell in plan.cells}
+    processes, tokens = 2 * GB + 4 * 4 * GB, 4096 * 1150
+    states = QWEN3_30B_A3B.parameters * (8 + 12 * 4 / 3)
+    assert host["grpo", "8"].low == pytest.approx(states + processes + 6 * 12 * tokens)
+    assert host["grpo-r3", "8"].low - host["grpo", "8"].low == pytest.approx(6 * 384 * tokens)  # four ranks, two batches in flight
 
 
 def test_whole_logits_take_what_was_published_for_32k_tokens():

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -90,44 +91,61 @@ class ControllerChannel:
 
     def __init__(self, processes: Sequence[Process], listener: connection.Listener, startup_s: float, stall_s: float) -> None:
         self._stall_s = stall_s
+        self._answers: deque[tuple[str, Any]] = deque()  # of rank 0, in order
         self._peers = _accept(processes, listener, time.monotonic() + startup_s)
 
     def send(self, message: Any) -> None:
-        try:
-            self._peers[0].connection.send(message)
-        except OSError:
-            self._peers[0].ended = time.monotonic()
-            self._raise_death()
+        """Hand rank 0 a message, however large. Raises EngineDied, also where it is not taken within the stall timeout."""
+        self._send(self._peers[0], message)
 
     def send_to_all(self, message: Any) -> None:
         for peer in self._peers:
-            peer.connection.send(message)
+            self._send(peer, message)
+
+    def _send(self, peer: _Peer, message: Any) -> None:
+        """A rank that hangs takes nothing from a full pipe: a thread writes, while this one watches the ranks."""
+        thread = threading.Thread(target=_write, args=(peer, message), daemon=True)
+        thread.start()
+        self._begin_watch()
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            for ready in self._ready(0.0):
+                self._take(ready)
+            self._check(self._stall_s)
+        self._check(self._stall_s)
 
     def expect(self, patience_s: float | None = None) -> tuple[str, Any]:
         """The next message of rank 0, as (kind, value). Raises EngineDied. patience_s: in place of the stall timeout."""
         limit = self._stall_s if patience_s is None else patience_s
+        self._begin_watch()
+        while not self._answers:
+            for peer in self._ready(_POLL_S):
+                self._take(peer)
+            if not self._answers:
+                self._check(limit)
+        return self._answers.popleft()
+
+    def _begin_watch(self) -> None:
         started = time.monotonic()
         for peer in self._peers:
             peer.heard = peer.grew = started
-        while True:
-            for peer in self._ready():
-                answer = self._take(peer)
-                if answer is not None:
-                    return answer
-            if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
-                self._raise_death()
-            self._check_stall(time.monotonic(), limit)
 
-    def _ready(self) -> list[_Peer]:
+    def _check(self, limit: float) -> None:
+        if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
+            self._raise_death()
+        self._check_stall(time.monotonic(), limit)
+
+    def _ready(self, wait_s: float) -> list[_Peer]:
         open_peers = {peer.connection: peer for peer in self._peers if peer.ended is None}
-        return [open_peers[ready] for ready in connection.wait(list(open_peers), _POLL_S)]  # pyright: ignore
+        return [open_peers[ready] for ready in connection.wait(list(open_peers), wait_s)]  # pyright: ignore
 
-    def _take(self, peer: _Peer) -> tuple[str, Any] | None:
+    def _take(self, peer: _Peer) -> None:
+        """Receive one message of a rank."""
         try:
             kind, value = peer.connection.recv()
         except (EOFError, OSError):
             peer.ended = time.monotonic()
-            return None
+            return
         peer.heard = time.monotonic()
         if kind == "alive":
             if value != peer.rounds:
@@ -135,14 +153,13 @@ class ControllerChannel:
         elif kind == "failed":
             peer.ended = peer.heard
         else:
-            return kind, value
-        return None
+            self._answers.append((kind, value))
 
     def _raise_death(self) -> None:
         """Name the ranks to blame: those that a signal ended, else those that failed first."""
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline and any(peer.process.exit_code is None for peer in self._peers):
-            for peer in self._ready():
+            for peer in self._ready(_POLL_S):
                 self._take(peer)
             time.sleep(0.05)
         signalled = [peer for peer in self._peers if (peer.process.exit_code or 0) >= 128]
@@ -171,31 +188,42 @@ class ControllerChannel:
             peer.connection.close()
 
 
+def _write(peer: _Peer, message: Any) -> None:
+    try:
+        peer.connection.send(message)
+    except OSError:
+        peer.ended = time.monotonic()
+
+
 def _accept(processes: Sequence[Process], listener: connection.Listener, deadline: float) -> list[_Peer]:
     """The ranks in order, each connected. Raises EngineDied where one ends or none comes in time."""
     accepted: dict[int, connection.Connection] = {}
-    thread = threading.Thread(target=_accept_all, args=(listener, len(processes), accepted), daemon=True)
+    given_up = threading.Event()
+    thread = threading.Thread(target=_accept_all, args=(listener, len(processes), accepted, given_up), daemon=True)
     thread.start()
-    while thread.is_alive():
-        thread.join(_POLL_S)
-        for process in processes:
-            process.check()
-        if time.monotonic() > deadline:
-            missing = [process for rank, process in enumerate(processes) if rank not in accepted]
-            raise EngineDied(
-                f"{', '.join(process.spec.name for process in missing)} did not come up in time (megatron.startup_timeout_s); "
-                f"the end of {missing[0].log}:\n{missing[0].tail()}"
-            )
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            for process in processes:
+                process.check()
+            if time.monotonic() > deadline:
+                missing = [process for rank, process in enumerate(processes) if rank not in accepted]
+                raise EngineDied(
+                    f"{', '.join(process.spec.name for process in missing)} did not come up in time (megatron.startup_timeout_s); "
+                    f"the end of {missing[0].log}:\n{missing[0].tail()}"
+                )
+    finally:
+        given_up.set()
     return [_Peer(process, accepted[rank]) for rank, process in enumerate(processes)]
 
 
-def _accept_all(listener: connection.Listener, count: int, accepted: dict[int, connection.Connection]) -> None:
-    while len(accepted) < count:
+def _accept_all(
+    listener: connection.Listener, count: int, accepted: dict[int, connection.Connection], given_up: threading.Event
+) -> None:
+    while len(accepted) < count and not given_up.is_set():
         try:
             peer = listener.accept()
-        except multiprocessing.AuthenticationError:  # a stranger on the port
+            _, rank = peer.recv()
+        except (multiprocessing.AuthenticationError, EOFError, OSError):  # a stranger, a rank that died, or a closed listener
             continue
-        except OSError:  # the listener was closed: the controller gave up
-            return
-        _, rank = peer.recv()
         accepted[rank] = peer

@@ -81,7 +81,10 @@ class Passes:
         detached = not self.settings.objective.entropy_coefficient
 
         def share(micro: MicroBatch, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
-            return loss(micro, logprobs, entropy.detach() if detached else entropy)
+            found = loss(micro, logprobs, entropy.detach() if detached else entropy)
+            if found is not None:  # the terms of a whole step are gigabytes
+                loss.terms[-1] = _on_host(loss.terms[-1])
+            return found
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -141,8 +144,8 @@ class Passes:
         own = layout.reports
         sums = torch.tensor([loss.loss if own else 0.0, float(not loss.finite)], dtype=torch.float64)
         dist.all_reduce(sums, group=self.groups.control)
-        terms = [_on_host(term) for term in loss.terms] if own else []
-        if layout.num_ranks > 1:
+        terms = loss.terms if own else []
+        if layout.data_size > 1 or layout.pipeline_size > 1:  # else rank 0 has them all
             terms = self._gathered(terms)
         return StepTotals(float(sums[0]), terms, finite=float(sums[1]) == 0.0)
 

@@ -78,6 +78,7 @@ class RankTrainer:
         if self._generating is None or self._generating.version != generating.version:
             if generating.folder is None:
                 raise layout.Refusal(f"version {generating.version} has no folder that the ranks could read; publish it to one")
+            self.passes.frozen.pop("generating", None)  # host memory for one
             self.passes.frozen["generating"] = self.weights.frozen(Path(generating.folder))
             self._generating = generating
 
@@ -173,9 +174,9 @@ def main() -> None:
     try:
         job: Job = channel.receive()
         settings = CellSettings.model_validate_json(job.settings)
-        torch.set_num_threads(settings.trainer.threads)
         device = torch.device("cpu")
         megatron, cluster = layout.sections(settings)
+        torch.set_num_threads(megatron.threads)
         if cluster.device == "cpu":
             cpu_adapter.install()
         else:

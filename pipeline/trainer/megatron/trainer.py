@@ -56,8 +56,8 @@ def rank_specs(settings: CellSettings, hosts: Sequence[Host], meet: Rendezvous) 
                 "MASTER_ADDR": hosts[0].address,
                 "MASTER_PORT": meet.master_port,
                 "GLOO_SOCKET_IFNAME": meet.interface,
-                **({"NCCL_SOCKET_IFNAME": meet.interface} if len(hosts) > 1 else {}),
-                "OMP_NUM_THREADS": str(settings.trainer.threads),
+                "NCCL_SOCKET_IFNAME": meet.interface,  # on one node the loopback: no other machine can reach the ranks
+                "OMP_NUM_THREADS": str(megatron.threads),
                 "PYTHONWARNINGS": "ignore",  # of megatron-core, about what is not installed
                 "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # megatron-core orders communication and computation by it
                 "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
