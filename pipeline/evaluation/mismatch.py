@@ -1,6 +1,6 @@
 """Where mismatch comes from when the weights are equal: rollout batches of the base policy, scored by the trainer.
 
-Rollout batches are generated in float32 and in bfloat16, and the trainer scores each with its own routing and with the routes that
+Rollout batches are generated in float32 (on a CPU) and in bfloat16, and the trainer scores each with its own routing and with the routes that
 the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away is routing.
 The share of lag is in the cells' own steps. With a learning rate that changes nothing, a training step is only its diagnostics.
 """
@@ -24,6 +24,7 @@ from pipeline.rollout.collector import Collector
 from pipeline.rollout.schedule import Schedule
 
 BATCHES = 5  # rollout batches per measurement; the standard error is taken over them
+PROMPTS, GROUP = 16, 8  # of a batch, at most: all batches and their routes wait in memory
 METHODS = {False: "grpo", True: "grpo-r3"}  # by whether routes are replayed
 _NO_CHANGE = 1e-30  # a learning rate
 
@@ -50,8 +51,12 @@ def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out:
 
 def _cell(settings: Settings, method: str, dtype: str) -> CellSettings:
     """A synchronous cell whose steps change nothing."""
+    sizes = {
+        "prompts_per_step": min(PROMPTS, settings.rollout.prompts_per_step),
+        "group_size": min(GROUP, settings.rollout.group_size),
+    }
     changed = {
-        "rollout": settings.rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1}),
+        "rollout": rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1, **sizes}),
         "trainer": settings.trainer.model_copy(update={"learning_rate": _NO_CHANGE, "steps": BATCHES}),
         "evaluation": settings.evaluation.model_copy(update={"interval": BATCHES}),
     }
