@@ -17,9 +17,10 @@ import torch
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
+from pipeline.launch.hosts import THIS_HOST, interface_of
 from pipeline.policy.checkpoint import load_hf_state
 from pipeline.policy.model import Policy
-from pipeline.trainer.megatron.trainer import free_port, rank_specs
+from pipeline.trainer.megatron.trainer import Rendezvous, free_port, rank_specs
 from pipeline.trainer.microbatches import micro_batches, split
 from tests.cluster.megatron_cells import BATCHES, CASES, LAYOUTS, OTHER, TWO_BATCHES, base_folder, batch, cell, torch_trainer
 
@@ -48,7 +49,8 @@ class Ranks:
         (self.folder / layout).mkdir()
         for name in CASES[layout]:
             base_folder(self.folder, settings_of(layout, name))
-        specs = rank_specs(settings_of(layout, "sat-gspo-r3"), "nobody", "", free_port())
+        meet = Rendezvous("nobody", "", str(free_port()), interface_of(THIS_HOST.address))
+        specs = rank_specs(settings_of(layout, "sat-gspo-r3"), (THIS_HOST,), meet)
         command = [sys.executable, "-m", "tests.cluster.megatron_ranks", str(self.folder / layout), layout]
         log = self.folder / layout / "log"
         with open(log, "wb") as output:
