@@ -1,7 +1,8 @@
 """Where mismatch comes from when the weights are equal: rollout batches of the base policy, scored by the trainer.
 
-Rollout batches are generated in float32 (on a CPU) and in bfloat16, and the trainer scores each with its own routing and with the routes that
-the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away is routing.
+Rollout batches are generated in float32 (on a CPU) and in bfloat16, and the trainer scores each with its own routing and with the
+routes that the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away
+is routing.
 The share of lag is in the cells' own steps. With a learning rate that changes nothing, a training step is only its diagnostics.
 """
 
@@ -56,7 +57,7 @@ def _cell(settings: Settings, method: str, dtype: str) -> CellSettings:
         "group_size": min(GROUP, settings.rollout.group_size),
     }
     changed = {
-        "rollout": rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1, **sizes}),
+        "rollout": settings.rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1, **sizes}),
         "trainer": settings.trainer.model_copy(update={"learning_rate": _NO_CHANGE, "steps": BATCHES}),
         "evaluation": settings.evaluation.model_copy(update={"interval": BATCHES}),
     }
