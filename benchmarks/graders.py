@@ -106,7 +106,7 @@ class Isolated:
     def start(self) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.child = context.Process(target=_serve, args=(self.grader, theirs), daemon=True)
+        self.child = context.Process(target=_serve, args=(self.grader, theirs), daemon=False)
         self.child.start()
         theirs.close()
 
