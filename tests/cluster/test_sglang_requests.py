@@ -16,7 +16,7 @@ from pipeline.records import Request, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sglang.client import generate_body
 from pipeline.rollout.sglang.cpu.launch import UNUSED, StandInFinder
-from pipeline.rollout.sglang.server import arguments
+from pipeline.rollout.sglang.server import LOOPBACK, arguments
 from tests.unit.test_sglang_publication import Held, publish
 
 
@@ -39,7 +39,7 @@ def test_sglang_understands_the_command_line_as_it_is_meant(preset: str, tmp_pat
     settings = load_settings(overrides={"preset": preset}).cell(Cell("grpo-r3", "8", 0))
     key_file = tmp_path / "key.yaml"
     key_file.write_text("api-key: 0123abcd\n", encoding="utf-8")
-    read = prepare_server_args(arguments(settings, tmp_path, 31000, key_file, routed_experts=True, text=False))
+    read = prepare_server_args(arguments(settings, tmp_path, LOOPBACK, 31000, key_file, routed_experts=True, text=False))
     assert settings.servers is not None and settings.cluster is not None
     assert (read.model_path, read.host, read.port, read.api_key) == (str(tmp_path), "127.0.0.1", 31000, "0123abcd")
     assert (read.device, read.dtype, read.tp_size) == (
@@ -50,7 +50,7 @@ def test_sglang_understands_the_command_line_as_it_is_meant(preset: str, tmp_pat
     assert (read.context_length, read.max_total_tokens) == (settings.rollout.context_length, settings.servers.max_total_tokens)
     assert read.mem_fraction_static == (0.85 if preset == "full" else None)
     assert (read.skip_tokenizer_init, read.enable_return_routed_experts, read.weight_version) == (True, True, "none")
-    scoring = prepare_server_args(arguments(settings, tmp_path, 31000, None, routed_experts=False, text=True))
+    scoring = prepare_server_args(arguments(settings, tmp_path, LOOPBACK, 31000, None, routed_experts=False, text=True))
     assert (scoring.skip_tokenizer_init, scoring.enable_return_routed_experts, scoring.api_key) == (False, False, None)
 
 
