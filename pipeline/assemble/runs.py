@@ -23,6 +23,7 @@ from pipeline.artifacts import Cell, Layout
 from pipeline.assemble.collapse import Collapse, find_collapse
 from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
+from pipeline.launch.status import CellStatus, cell_status
 
 INTERVAL_SEED = 26071
 
@@ -172,11 +173,17 @@ def read_results(layout: Layout, settings: Settings) -> Results:
             gaps += notes
         except FileNotFoundError as error:
             kind = "incomplete" if folder.exists() else "missing"
-            gaps.append(Gap(str(cell), kind, str(error)))
+            gaps.append(Gap(str(cell), kind, f"{error}; {_standing(cell_status(layout, settings, cell))}"))
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             gaps.append(Gap(str(cell), "unreadable", _one_line(error)))
     gaps += [Gap(name, "extra", "on disk but not among the cells of this run") for name in _extra_cells(layout, settings)]
     return Results(settings, runs, base, tuple(gaps))
+
+
+def _standing(status: CellStatus) -> str:
+    """Where an unfinished cell stands: "running at step 40 of 200", "failed at step 0 of 200: disk full"."""
+    text = f"{status.state} at step {status.step} of {status.steps}" if status.state != "missing" else "not started"
+    return f"{text}: {_one_line(ValueError(status.note))}" if status.note else text
 
 
 def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, list[Gap]]:

@@ -64,13 +64,14 @@ def run_settings(preset: str) -> Settings:
 def cell_states(settings: Settings) -> list[CellStatus]:
     """The status of every cell of `settings`, in their order."""
     layout = Layout(settings.preset)
-    found = [_status(layout, settings, cell) for cell in settings.all_cells()]
+    found = [cell_status(layout, settings, cell) for cell in settings.all_cells()]
     if any(status.state == "running" for status in found):
         return [replace(status, state="queued") if status.state == "missing" else status for status in found]
     return found
 
 
-def _status(layout: Layout, settings: Settings, cell: Cell) -> CellStatus:
+def cell_status(layout: Layout, settings: Settings, cell: Cell) -> CellStatus:
+    """The status of one cell, the others apart."""
     present = settings.cell(cell)
     cluster = present.cluster
     gpus = cluster.num_nodes * cluster.gpus_per_node if cluster and cluster.device == "cuda" else 0

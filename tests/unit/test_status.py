@@ -11,6 +11,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.artifacts import Cell, Layout, read_json, write_json
+from pipeline.assemble.runs import read_results
 from pipeline.config import Settings, fingerprint, load_settings
 from pipeline.dag import write_stage_settings
 from pipeline.launch.failure import FailureRecord
@@ -84,6 +85,9 @@ def test_a_cell_is_missing_then_running_then_resumable(settings):
         running = cell_states(settings)[0]
         assert (running.state, running.step, running.steps, running.reward, running.accuracy) == ("running", 4, 8, 0.125, 0.5)
         assert running.seconds_left is not None and running.gpu_hours is None
+        # the table and the report name it too
+        reasons = {gap.cell: gap.reason for gap in read_results(LAYOUT, settings).gaps}
+        assert reasons[str(CELL)].endswith("running at step 4 of 8")
     assert states(settings) == ["missing", "missing"]  # without a checkpoint it would start over
     (folder / "checkpoints" / "step_000003").mkdir(parents=True)
     assert states(settings) == ["resumable", "missing"]
