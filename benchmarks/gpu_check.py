@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import os
-import socket
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ from safetensors.torch import save_file
 
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
+from pipeline.launch.hosts import free_port
 from pipeline.objective.loss import Tokens, objective
 from pipeline.objective.methods import METHODS
 from pipeline.objective.trust_region import staleness_quantile
@@ -205,10 +205,7 @@ def main() -> None:
         parser.error("torch sees no GPU; --miniature runs the same on a CPU")
     sizes = MINIATURE if miniature else REAL
     device = torch.device("cpu" if miniature else "cuda:0")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(free_port()))):
         os.environ.setdefault(name, value)
     if miniature:
         cpu_adapter.install()

@@ -6,10 +6,12 @@ results/<preset>/ holds what the DAG declares as outputs; state/<preset>/ holds 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,3 +122,15 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} does not exist; run the rule that makes it, e.g. `snakemake {path}`") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); delete it and run `snakemake {path}`") from error
+
+
+def sha256(path: Path) -> str:
+    """A file's hash, read in pieces."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_of(paths: Sequence[Path]) -> dict[Path, str]:
+    """The hash of each file; several are hashed side by side."""
+    with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
+        return dict(zip(paths, pool.map(sha256, paths), strict=True))

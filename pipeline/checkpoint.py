@@ -9,7 +9,6 @@ a damaged one is reported and the checkpoint before it is used.
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
-from pipeline.broadcast.published import PublishedWeights, sha256
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, sha256, sha256_of, write_json
+from pipeline.broadcast.published import PublishedWeights
 from pipeline.trainer.trainer import PolicyTrainer
 
 _KEEP = 2  # the newest checkpoint and the one to fall back on
@@ -73,9 +72,7 @@ def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> N
 def _digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file below `folder`, by its path in it; large files are hashed side by side."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    with ThreadPoolExecutor(min(8, len(paths))) as pool:
-        hashed = pool.map(sha256, paths)
-        return {str(path.relative_to(folder)): value for path, value in zip(paths, hashed, strict=True)}
+    return {str(path.relative_to(folder)): value for path, value in sha256_of(paths).items()}
 
 
 def prune_weights(keep: set[str]) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from pipeline.artifacts import atomic_folder
+from pipeline.artifacts import atomic_folder, sha256_of
 
 
 class StoredWeights(Mapping[str, Tensor]):
@@ -105,15 +104,8 @@ def shards(folder: Path) -> list[Path]:
 
 def digest(folder: Path) -> str:
     """One SHA-256 over the names and contents of a folder's safetensors files; several files are hashed at once."""
-    paths = shards(folder)
-    with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
-        lines = [f"{path.name} {hashed}\n" for path, hashed in zip(paths, pool.map(sha256, paths), strict=True)]
+    lines = [f"{path.name} {hashed}\n" for path, hashed in sha256_of(shards(folder)).items()]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import checkpoint
-from pipeline.artifacts import atomic_folder, atomic_path, read_json, write_json
-from pipeline.broadcast.published import sha256
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, sha256, write_json
 from pipeline.checkpoint import CellState, write_rows
 from pipeline.config import CellSettings, fingerprint
 from pipeline.launch.attempts import begin_attempt

@@ -7,12 +7,14 @@ because the cell's controller runs on it.
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+_PORTS = range(20000, 32000)  # below the ports that systems hand out to outgoing connections
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,15 @@ def _ask(*command: str) -> str:
     if done.returncode:
         raise ValueError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on now. Whoever takes it before its user does makes that one fail visibly."""
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return port
+    raise ValueError(f"no free port among {_PORTS.start} to {_PORTS.stop - 1}; end other servers on this machine")

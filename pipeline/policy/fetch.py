@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import safetensors
 
-from pipeline.artifacts import read_json, write_json
-from pipeline.broadcast.published import sha256
+from pipeline.artifacts import read_json, sha256_of, write_json
 from pipeline.policy.checkpoint import CONFIG_KEYS, MANIFEST, hf_shapes, read_model_settings
 from pipeline.problems.hub import COMMIT, Files, fetch
 from pipeline.sections import ModelSettings, SettingsError, SourceSettings
@@ -40,8 +38,7 @@ def fetch_policy(model: ModelSettings, out: Path) -> None:
     shards = [path for path in files.paths if path.suffix == ".safetensors"]
     check_tensors(files.folder, shards, model)
     published = _published_hashes(model.path, files)
-    with ThreadPoolExecutor(8) as pool:
-        hashes = dict(zip([path.name for path in files.paths], pool.map(sha256, files.paths), strict=True))
+    hashes = {path.name: value for path, value in sha256_of(files.paths).items()}
     changed = [name for name, expected in published.items() if hashes.get(name) != expected]
     if changed:
         raise ValueError(f"{files.folder}: {', '.join(changed)} differ from what the hub publishes; delete them and fetch again")

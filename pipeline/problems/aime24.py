@@ -15,8 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.artifacts import sha256
 from pipeline.problems.duplicates import jaccard, shingles, skeleton
-from pipeline.problems.hub import Files, fetch, sha256
+from pipeline.problems.hub import Files, fetch
 from pipeline.records import Problem
 from pipeline.sections import SourceSettings
 

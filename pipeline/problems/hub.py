@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.artifacts import sha256
 from pipeline.sections import SettingsError, SourceSettings
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,3 @@ def _download(name: str, source: SourceSettings, patterns: Sequence[str], kind: 
         ) from error
     except errors.HfHubHTTPError as error:
         raise ValueError(f"{where}: the hub refused ({error}); try again later or set {name}.path to a local copy") from error
-
-
-def sha256(path: Path) -> str:
-    """The file's hash, read in pieces."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

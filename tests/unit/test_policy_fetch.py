@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.artifacts import read_json
-from pipeline.broadcast.published import sha256
+from pipeline.artifacts import read_json, sha256
 from pipeline.config import load_settings
 from pipeline.policy import fetch
 from pipeline.policy.checkpoint import hf_shapes, hf_state, policy_digest, read_policy, write_policy

@@ -11,12 +11,12 @@ import pytest
 
 from pipeline.artifacts import Cell, write_json
 from pipeline.config import CellSettings, load_settings
-from pipeline.launch.hosts import Host
+from pipeline.launch.hosts import Host, free_port
 from pipeline.launch.placement import Place, place
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
 from pipeline.rollout.sglang.publication import Publisher
-from pipeline.rollout.sglang.server import free_port, sections, server_spec
+from pipeline.rollout.sglang.server import sections, server_spec
 
 
 def cell(preset: str, **overrides: object) -> CellSettings:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import free_port
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
 from pipeline.rollout.sglang.publication import Target
-from pipeline.rollout.sglang.server import free_port, wait_until_healthy
+from pipeline.rollout.sglang.server import wait_until_healthy
 from pipeline.sections import ServerSettings
 
 MAX_RESTARTS = 3

@@ -34,11 +34,11 @@ from torch import Tensor
 from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import LOOPBACK
+from pipeline.launch.hosts import LOOPBACK, free_port
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
-from pipeline.rollout.sglang.server import free_port, own_interface, sections
+from pipeline.rollout.sglang.server import own_interface, sections
 
 Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import socket
 import sys
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ from pipeline.sections import ClusterSettings, ServerSettings
 
 UNLOADED = "none"  # the weight version of a server that holds no published version yet
 _CPU_LAUNCHER = Path(__file__).parent / "cpu" / "launch.py"
-_PORTS = range(20000, 32000)  # below the ports that systems hand out to outgoing connections
 _POLL_S = 0.5
 
 
@@ -105,18 +102,6 @@ def server_spec(
         gpus=place.gpus,
         host=host,
     )
-
-
-def free_port() -> int:
-    """A port that nothing listens on now. Whoever takes it before the server does makes the server's start fail visibly."""
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        return port
-    raise ValueError(f"no free port among {_PORTS.start} to {_PORTS.stop - 1}; end other servers on this machine")
 
 
 async def wait_until_healthy(process: Process, client: ServerClient, timeout_s: float) -> None:

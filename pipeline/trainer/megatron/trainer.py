@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings
-from pipeline.launch.hosts import Host, cell_hosts, interface_of
+from pipeline.launch.hosts import Host, cell_hosts, free_port, interface_of
 from pipeline.launch.placement import place
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.launch.scratch import scratch_folder
@@ -148,10 +147,3 @@ class MegatronTrainer:
         if kind == "refused":
             raise ValueError(value)
         return value
-
-
-def free_port() -> int:
-    """A port on which nothing listens now; rank 0 takes it a moment later."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
