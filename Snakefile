@@ -105,10 +105,10 @@ rule train_cell:
         steps=f"{CELL}/steps.parquet",
         evals=f"{CELL}/evals.parquet",
     threads: settings.trainer.threads
-    params:
-        state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
     resources:
         **job_resources(settings),
+    params:
+        state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
     shell:
         "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
         "--state {params.state} --out $(dirname {output.run})"
