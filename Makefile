@@ -77,8 +77,8 @@ rehearse: $(CLUSTER)/.ready
 	@echo "Open results/rehearsal/report.html"
 
 # make test-slurm  cells on a private SLURM of this machine, brought up and down by the tests; root, installs Debian's slurm-wlm and munge
-test-slurm: $(VENV)/.ready-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/slurm
+test-slurm: $(CLUSTER)/.ready
+	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/slurm
 
 # make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
@@ -98,13 +98,13 @@ bench: setup
 	$(BENCH) -m benchmarks.graders
 	$(BENCH) -m benchmarks.prepare_full_size
 
-# make lint        ruff and pyright
 # make test-report   the report in headless Chromium, which is installed from Debian where there is none
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 test-report: $(VENV)/.ready-test
-	@($(CHROMIUM)) >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	@($(CHROMIUM)) >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 	$(VENV)/bin/python -m pytest tests/report
 
+# make lint        ruff, snakefmt and pyright
 lint: $(VENV)/.ready-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/snakefmt --check Snakefile && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 

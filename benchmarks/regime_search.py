@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +19,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pipeline.artifacts import Cell, Layout, write_if_changed
-from pipeline.config import load_settings
+from benchmarks.tuning import SEEDS, TINY, make_tiny_inputs, score, tiny, train
+from pipeline.artifacts import Cell
 
 METHODS, LAGS = ("grpo", "gspo"), ("1", "8")
 HEALTHY_GAIN = 0.05
@@ -30,17 +29,9 @@ ROOT = Path("state/regime")
 
 def train_and_score(learning_rate: float, cell: Cell) -> float:
     """Fresh accuracy of the cell's last weights on the scoring problems."""
-    settings = load_settings(overrides={"trainer": {"learning_rate": learning_rate}}).cell(cell)
-    layout, folder = Layout("tiny"), ROOT / f"{learning_rate:g}" / str(cell)
-    write_if_changed(folder / "settings.json", settings.model_dump_json(indent=1))
-    common = ["--problems", layout.problems, "--base-policy", layout.base_policy]
-    stages = {
-        "run.json": ["train-cell", "--settings", folder / "settings.json", *common, "--state", folder / "state", "--out", folder],
-        "scores.parquet": ["score-cell", "--run", folder / "run.json", *common, "--out", folder / "scores.parquet"],
-    }
-    for product, arguments in stages.items():
-        if not (folder / product).exists():
-            subprocess.run([sys.executable, "-m", "pipeline", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+    folder = ROOT / f"{learning_rate:g}" / str(cell)
+    train(tiny({"trainer": {"learning_rate": learning_rate}}), cell, folder)
+    score(folder)
     scores = pd.read_parquet(folder / "scores.parquet")
     return float(scores[scores.checkpoint == "last"].correct.mean())
 
@@ -48,13 +39,11 @@ def train_and_score(learning_rate: float, cell: Cell) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4, 6e-4, 1e-3])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101], help="seeds that the table never uses")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds that the table never uses")
     parser.add_argument("--jobs", type=int, default=2, help="cells at once")
     options = parser.parse_args()
-    subprocess.run(
-        ["snakemake", "--cores", str(options.jobs), "--quiet=rules", "results/tiny/base_policy/evals.parquet"], check=True
-    )
-    base_rows = pd.read_parquet(Layout("tiny").base_policy / "evals.parquet")
+    make_tiny_inputs(options.jobs)
+    base_rows = pd.read_parquet(TINY.base_policy / "evals.parquet")
     base = float(base_rows[base_rows.checkpoint == "scoring"].correct.mean())
     grid = list(itertools.product(options.learning_rates, METHODS, LAGS, options.seeds))
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.artifacts import Cell, Layout
 from tests.slurm.cluster import Cluster
 from tests.workflow.conftest import REPOSITORY, Workflow
 
-CELLS = {"preempted": "lag1", "out_of_time": "lag8-15", "orphaned": "lag8"}  # of method sat-gspo-r3
+PREEMPTED, OUT_OF_TIME, ORPHANED = (Cell("sat-gspo-r3", lag, 0) for lag in ("1", "8-15", "8"))
 SETTINGS = {
     "preset": "tiny",
     "problems": {"train_count": 256, "evaluation_count": 4, "scoring_count": 6},
@@ -37,6 +38,7 @@ class SlurmWorkflow(Workflow):
 
     def __init__(self, folder: Path, settings: dict, cluster: Cluster) -> None:
         super().__init__(folder, settings)
+        self.paths = Layout(settings["preset"])
         self.environment_extra = {"SLURM_CONF": str(cluster.conf)}
         shutil.copytree(REPOSITORY / "slurm", folder / "slurm")
 
@@ -53,19 +55,34 @@ class SlurmWorkflow(Workflow):
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def checkpoints(self, lag: str) -> list[Path]:
-        return sorted((self.folder / f"state/tiny/cells/sat-gspo-r3/{lag}/seed0").glob("*/checkpoints/step_*"))
+    def result(self, cell: Cell) -> str:
+        return str(self.paths.cell(cell) / "run.json")
 
-    def job_log(self, lag: str) -> str:
-        name = lag.removeprefix("lag")
-        logs = (self.folder / "state/slurm_logs/rule_train_cell" / f"sat-gspo-r3_{name}_0").glob("*.log")
+    def settings(self, cell: Cell) -> Path:
+        (found,) = self.folder.glob(f"{self.paths.state}/settings/cells/{cell}-*.json")
+        return found
+
+    def checkpoints(self, cell: Cell) -> list[Path]:
+        return sorted((self.folder / self.paths.cell_state(cell)).glob("*/checkpoints/step_*"))
+
+    def job_log(self, cell: Cell) -> str:
+        logs = (self.folder / "state/slurm_logs/rule_train_cell" / _comment(cell)).glob("*.log")
         return "".join(path.read_text() for path in sorted(logs, key=lambda path: int(path.stem)))
 
-    def jobs(self, cluster: Cluster) -> dict[str, str]:
-        """The job in the queue by the lag of its cell; of several the newest."""
+    def job(self, cluster: Cluster, cell: Cell) -> str:
+        """The job in the queue that trains `cell`; of several the newest."""
         rows = (line.split() for line in cluster.run("squeue", "-h", "-o", "%A %k").splitlines())
-        found = {comment: job for job, comment in sorted((row for row in rows if len(row) == 2), key=lambda row: int(row[0]))}
-        return {lag: job for lag in CELLS.values() for comment, job in found.items() if comment.endswith(f"_{lag[3:]}_0")}
+        return max((row[0] for row in rows if row[-1].endswith(_comment(cell))), key=int)
+
+    def preempt(self, cluster: Cluster, cell: Cell) -> None:
+        """Have a job of partition gpu want the whole node on which `cell` trains in partition spot."""
+        node = cluster.run("squeue", "-h", "-j", self.job(cluster, cell), "-o", "%N").strip()
+        options = ("-p", "gpu", "-w", node, "--exclusive", "--mem=0", "-t", "1", "-o", "/dev/null")
+        cluster.run("sbatch", *options, "--wrap", "sleep 2")
+
+
+def _comment(cell: Cell) -> str:
+    return f"{cell.method}_{cell.lag}_{cell.seed}"
 
 
 def strays(folder: Path) -> list[str]:
@@ -96,26 +113,25 @@ def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slur
     """A workflow whose problems and base policy are made; both rules are local, so this needs no job."""
     workflow = SlurmWorkflow(tmp_path_factory.mktemp("workflow").resolve(), SETTINGS, cluster)
     workflow.snakemake("--", "results/tiny/base_policy/manifest.json")
-    assert "slurm" not in workflow.jobs(cluster)
+    assert cluster.run("squeue", "-h") == ""
     return workflow
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(workflow: SlurmWorkflow) -> Iterator[Callable[[str], Path]]:
+def uninterrupted(workflow: SlurmWorkflow) -> Iterator[Callable[[Cell], Path]]:
     """The results folder of a cell that ran to its end without SLURM and without a stop; all start at once, in the background."""
     running = {}
     workflow.snakemake("-n")  # writes the settings files
-    for lag in ("lag1", "lag8-15"):
-        (settings,) = (workflow.folder / f"state/tiny/settings/cells/sat-gspo-r3/{lag}").glob("seed0-*.json")
-        out = workflow.folder / "uninterrupted" / lag
+    for cell in (PREEMPTED, OUT_OF_TIME):
+        settings, out = workflow.settings(cell), workflow.folder / "uninterrupted" / str(cell)
         options = {"settings": settings, "problems": "results/tiny/problems", "base-policy": "results/tiny/base_policy"}
         options |= {"state": f"{out}-state", "out": out}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         command = [sys.executable, "-m", "pipeline", "train-cell", *words]
-        running[lag] = subprocess.Popen(command, cwd=workflow.folder, env=workflow.environment, stdout=subprocess.DEVNULL), out
+        running[cell] = subprocess.Popen(command, cwd=workflow.folder, env=workflow.environment, stdout=subprocess.DEVNULL), out
 
-    def finished(lag: str) -> Path:
-        process, out = running[lag]
+    def finished(cell: Cell) -> Path:
+        process, out = running[cell]
         assert process.wait(timeout=600) == 0
         return out
 

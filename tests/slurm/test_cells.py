@@ -7,16 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
+from pipeline.artifacts import Cell
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import CELLS, SlurmWorkflow, strays, wait_until
+from tests.slurm.conftest import ORPHANED, OUT_OF_TIME, PREEMPTED, SlurmWorkflow, strays, wait_until
 
 TIMES = ["train_s", "generate_s", "wait_s", "publish_s"]
-
-
-def result(lag: str) -> str:
-    return f"results/tiny/cells/sat-gspo-r3/{lag}/seed0/run.json"
 
 
 def assert_equal(found: Path, expected: Path) -> None:
@@ -28,25 +24,23 @@ def assert_equal(found: Path, expected: Path) -> None:
 
 
 def test_a_preemption_and_a_time_limit_change_no_bit(
-    cluster: Cluster, workflow: SlurmWorkflow, uninterrupted: Callable[[str], Path]
+    cluster: Cluster, workflow: SlurmWorkflow, uninterrupted: Callable[[Cell], Path]
 ) -> None:
-    preempted, out_of_time = CELLS["preempted"], CELLS["out_of_time"]
-    targets = [result(preempted), result(out_of_time)]
+    targets = [workflow.result(cell) for cell in (PREEMPTED, OUT_OF_TIME)]
     run = workflow.start("--set-resources", "train_cell:slurm_partition=spot", "--", *targets)
-    wait_until(lambda: workflow.checkpoints(preempted), "the first cell has a checkpoint")
-    jobs = workflow.jobs(cluster)
-    cluster.run("scontrol", "update", f"JobId={jobs[out_of_time]}", "TimeLimit=1")
-    node = cluster.run("squeue", "-h", "-j", jobs[preempted], "-o", "%N").strip()
-    cluster.run("sbatch", "-p", "gpu", "-w", node, "--exclusive", "--mem=0", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 2")
-    wait_until(lambda: "SIGUSR1: the cell stops" in workflow.job_log(out_of_time), "the time limit is signalled")
-    cluster.run("scontrol", "update", f"JobId={jobs[out_of_time]}", "TimeLimit=30")
+    wait_until(lambda: workflow.checkpoints(PREEMPTED), "the first cell has a checkpoint")
+    jobs = {cell: workflow.job(cluster, cell) for cell in (PREEMPTED, OUT_OF_TIME)}
+    cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "TimeLimit=1")
+    workflow.preempt(cluster, PREEMPTED)
+    wait_until(lambda: "SIGUSR1: the cell stops" in workflow.job_log(OUT_OF_TIME), "the time limit is signalled")
+    cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "TimeLimit=30")
     assert run.wait(timeout=600) == 0, workflow.log
-    assert "SIGTERM: the cell stops" in workflow.job_log(preempted)
-    for lag in (preempted, out_of_time):
-        assert f"SLURM job {jobs[lag]} is requeued" in workflow.job_log(lag)
-        record = json.loads((workflow.folder / result(lag)).read_text())
+    assert "SIGTERM: the cell stops" in workflow.job_log(PREEMPTED)
+    for cell, job in jobs.items():
+        assert f"SLURM job {job} is requeued" in workflow.job_log(cell)
+        record = json.loads((workflow.folder / workflow.result(cell)).read_text())
         assert len(record["resumed_at"]) >= 1 and 0 < record["resumed_at"][0] < 240
-        assert_equal((workflow.folder / result(lag)).parent, uninterrupted(lag))
+        assert_equal((workflow.folder / workflow.result(cell)).parent, uninterrupted(cell))
     assert "Trying to restart" not in workflow.log  # a planned stop is no failure and spends no retry
     wait_until(lambda: not strays(workflow.folder), "no process is left", 30)
 
@@ -54,18 +48,19 @@ def test_a_preemption_and_a_time_limit_change_no_bit(
 def test_a_second_snakemake_waits_for_the_orphan_of_the_first_and_takes_over_when_it_is_cancelled(
     cluster: Cluster, workflow: SlurmWorkflow
 ) -> None:
-    lag = CELLS["orphaned"]
-    first = workflow.start("--", result(lag))
-    wait_until(lambda: workflow.checkpoints(lag), "the cell has a checkpoint")
+    target = workflow.result(ORPHANED)
+    first = workflow.start("--", target)
+    wait_until(lambda: workflow.checkpoints(ORPHANED), "the cell has a checkpoint")
     first.kill()
     first.wait()
-    orphan = workflow.jobs(cluster)[lag]
-    second = workflow.start("--", result(lag))
-    wait_until(lambda: f"in SLURM job {orphan}; waiting until it has finished" in workflow.job_log(lag), "the second job waits")
+    orphan = workflow.job(cluster, ORPHANED)
+    second = workflow.start("--", target)
+    waits = f"in SLURM job {orphan}; waiting until it has finished"
+    wait_until(lambda: waits in workflow.job_log(ORPHANED), "the second job waits")
     cluster.run("scancel", orphan)
     assert second.wait(timeout=600) == 0, workflow.log
-    assert "it is not requeued" in workflow.job_log(lag) or "is requeued" not in workflow.job_log(lag)
-    assert json.loads((workflow.folder / result(lag)).read_text())["resumed_at"][0] > 0
+    assert "it is not requeued" in workflow.job_log(ORPHANED) or "is requeued" not in workflow.job_log(ORPHANED)
+    assert json.loads((workflow.folder / target).read_text())["resumed_at"][0] > 0
     assert cluster.run("squeue", "-h").split() == []
     wait_until(lambda: not strays(workflow.folder), "no process is left", 30)
 
@@ -76,6 +71,5 @@ def test_a_run_whose_preset_nobody_named_is_refused(cluster: Cluster, workflow: 
     assert "a SLURM run without a preset" in shown and cluster.run("squeue", "-h") == ""
 
 
-@pytest.mark.parametrize("lag", [CELLS["preempted"]])
-def test_the_state_of_a_finished_cell_needs_no_second_training(workflow: SlurmWorkflow, lag: str) -> None:
-    assert workflow.planned("--", result(lag)) == {}
+def test_the_state_of_a_finished_cell_needs_no_second_training(workflow: SlurmWorkflow) -> None:
+    assert workflow.planned("--", workflow.result(PREEMPTED)) == {}
