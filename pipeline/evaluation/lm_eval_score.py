@@ -6,8 +6,6 @@ rows like those of our own evaluation (tests/lm_eval compares the two on the sam
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +16,7 @@ from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY, read_aime24
 from pipeline.problems.prepare import read_problems
@@ -28,7 +27,6 @@ from pipeline.rollout.sglang.engine import SGLangEngine
 from pipeline.rollout.sglang.server import sections
 
 _RESPONSE_TIMEOUT_S = 4 * 3600  # for one response of any length, its wait in the server included
-_TAIL = 2000  # characters of lm-eval's output that an error shows
 
 
 def lm_eval_rows(
@@ -93,13 +91,13 @@ def _evaluate(run: LmEvalRun, ids: Mapping[Path, list[str]]) -> dict[Path, list[
     for old in run.out.glob("**/samples_*.jsonl"):
         old.unlink()
     write_tasks(run)
-    log = run.out / "lm_eval.log"
-    with open(log, "wb") as output:
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str((run.out / "cache").resolve())}
-        command = lm_eval_command(run, sys.executable)
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False).returncode
-    if status:
-        raise EngineDied(f"lm-eval ended with exit code {status}; the end of {log}:\n{log.read_text(errors='replace')[-_TAIL:]}")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((run.out / "cache").resolve())}
+    lm_eval = Process(ProcessSpec("lm-eval", tuple(lm_eval_command(run, sys.executable)), environment), run.out / "lm_eval.log")
+    try:
+        if lm_eval.wait():
+            raise EngineDied(lm_eval.death())
+    finally:
+        lm_eval.stop()
     return {
         path: score_rows(sample_log(run, path), policy_version=run.policy_version, num_samples=run.num_samples, problems=names)
         for path, names in ids.items()

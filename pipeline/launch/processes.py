@@ -59,6 +59,10 @@ class Process:
         """None while it runs; 128 + n after signal n."""
         return self._guard.poll()
 
+    def wait(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self._guard.wait()
+
     def check(self) -> None:
         """Raise EngineDied, with the end of the log, once the process has ended."""
         if self.exit_code is not None:

@@ -121,6 +121,11 @@ def test_the_tail_of_a_long_log_is_its_last_lines(tmp_path: Path) -> None:
     assert process.tail().splitlines() == [f"  | {line}" for line in range(5, 20)]
 
 
+def test_a_process_that_ends_by_itself_is_waited_for(tmp_path: Path) -> None:
+    process = Process(ProcessSpec("lm-eval", (sys.executable, "-c", "print('last words'); raise SystemExit(3)")), tmp_path / "log")
+    assert process.wait() == 3 and "exit code 3" in process.death() and "last words" in process.death()
+
+
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1").startswith("lo")
     with pytest.raises(ValueError, match=r"no network interface .* 192\.0\.2\.1"):
