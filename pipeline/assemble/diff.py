@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.artifacts import read_json, write_json, write_text
+from pipeline.assemble import variants
 from pipeline.assemble.claims import ClaimResult, evaluate_claims
 from pipeline.assemble.collect import TAIL, mismatch_series, read_summary
 from pipeline.assemble.contrasts import contrasts
@@ -80,6 +81,7 @@ def diff_stage(results: Results, cells: Path, markdown: Path, csv: Path, json: P
     claims = evaluate_claims(results, reference)
     ranks = rank_correlations(rows, reference)
     differences, curves = contrasts(results), compare_curves(results, reference)
+    effects = variants.setting_effects(results, differences)
     content: dict[str, Any] = {
         "preset": settings.preset,
         "comparable": settings.preset == SAME_MODEL,
@@ -89,11 +91,13 @@ def diff_stage(results: Results, cells: Path, markdown: Path, csv: Path, json: P
         "cells": [asdict(diff) for diff in diffs],
         "claims": [asdict(claim) for claim in claims],
         "contrasts": [asdict(item) | {"label": item.label} for item in differences],
+        "settings": variants.as_json(effects),
         "curves": [asdict(item) for item in curves],
     }
     content = _finite(content)
     write_text(csv, pd.json_normalize(content["cells"], sep="_").to_csv(index=False, float_format="%.6g"))
-    page = [render_markdown(diffs, claims, ranks, settings), *contrast_lines(differences), *curve_lines(curves)]
+    page = [render_markdown(diffs, claims, ranks, settings), *contrast_lines(differences)]
+    page += [*variants.setting_lines(effects), *curve_lines(curves)]
     write_text(markdown, "\n".join(page) + "\n")
     write_json(json, content)
     return content

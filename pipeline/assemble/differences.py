@@ -33,8 +33,8 @@ def contrast_rows(items: Iterable[Contrast]) -> list[list[str]]:
         [
             item.label,
             f"{100 * item.estimate:+.1f} [{100 * item.low:+.1f}, {100 * item.high:+.1f}]",
-            _p(item.p_value),
-            _p(item.p_holm),
+            p_text(item.p_value),
+            p_text(item.p_holm),
         ]
         for item in items
     ]
@@ -79,5 +79,5 @@ def _shape(shape: Shape | None, metric: str) -> list[str]:
     return [level, *(MISSING if value is None else str(value) for value in (shape.settle_step, shape.period, shape.peak_step))]
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"

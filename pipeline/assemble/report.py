@@ -17,6 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from pipeline.artifacts import Layout, read_json, write_text
+from pipeline.assemble import variants
 from pipeline.assemble.collapse import RULE
 from pipeline.assemble.collect import read_summary
 from pipeline.assemble.cost import cost_rows, cost_totals, planned_and_measured
@@ -79,6 +80,7 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
     settings = inputs.results.settings
     read = inputs.cells[inputs.cells["status"] == "complete"]
     differences, curves = from_json(inputs.diff)
+    effects = variants.from_json(inputs.diff["settings"])
     return {
         "settings": settings,
         "comparable": inputs.diff["comparable"],
@@ -98,6 +100,7 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "diffs": diff_rows(inputs.diff),
         "ranks": inputs.diff["ranks"],
         "contrasts": {"head": CONTRAST_HEAD, "rows": contrast_rows(differences), "note": CONTRAST_NOTE},
+        "changed": {"head": variants.HEAD, "rows": variants.setting_rows(effects), "note": variants.NOTE},
         "curves": {"head": CURVE_HEAD, "rows": curve_rows(curves), "note": CURVE_NOTE},
         "presets": side_by_side(settings.preset, dict(inputs.diff)),
         "mismatch": view(read_levels(inputs.folder / "mismatch.json"), inputs.rows, settings.rollout.dtype),

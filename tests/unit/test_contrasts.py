@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from pipeline.assemble import variants
 from pipeline.assemble.collect import summarise
 from pipeline.assemble.contrasts import contrasts, pairs
 from pipeline.assemble.evidence import Evidence
@@ -15,6 +17,7 @@ from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
 from pipeline.assemble.table1 import rows_of
 from pipeline.assemble.undecided import resolution, summary
+from pipeline.assemble.variants import setting_effects, setting_rows
 from pipeline.evaluation.estimators import Interval, holm
 from tests.unit import synthetic_results as synthetic
 
@@ -55,6 +58,13 @@ def test_a_variant_is_a_row_of_its_own_beside_its_method(tmp_path, monkeypatch):
     ]
     settings = [item for item in contrasts(results) if item.what == "setting"]
     assert settings[0].label == "GRPO, eps high 0.28 − GRPO, lag 8" and len(settings) == 4
+    (effect, *others) = setting_effects(results, contrasts(results))
+    assert [effect.method for effect in others] == ["gspo+eps_high_0.28", "sat-grpo+eps_high_0.28", "sat-gspo+eps_high_0.28"]
+    shares = [float(results.scored(name, "8", "last").mean()) for name in ("grpo", "grpo+eps_high_0.28")]
+    assert effect.accuracy == pytest.approx(shares) and effect.points[0] == pytest.approx(shares[1] - shares[0])
+    (row, *_) = setting_rows(variants.from_json(json.loads(json.dumps(variants.as_json([effect])))))
+    assert row == setting_rows([effect])[0] and row[:3] == ["GRPO, eps high 0.28", "8", "1"]
+    assert effect.mismatch[1] / effect.mismatch[0] == pytest.approx(effect.mismatch_ratio[0])
     plotted = FIGURES["figure4"].draw(results, read_reference()).data
     assert not any("+" in method for method in plotted["method"])
 

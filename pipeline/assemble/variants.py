@@ -1,0 +1,124 @@
+"""What one changed setting does: every variant beside its method at the same lag and seeds, in accuracy and in mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.assemble.collect import mismatch_series
+from pipeline.assemble.contrasts import Contrast
+from pipeline.assemble.differences import MISSING, p_text
+from pipeline.assemble.markdown import table
+from pipeline.assemble.runs import CellRun, Results
+from pipeline.evaluation.estimators import Interval, log_ratio_of_means
+from pipeline.objective.methods import method_of
+
+HEAD = ("Method with the setting", "Lag", "Seeds", "Accuracy", "Points", "p, Holm", "Mismatch", "Ratio", "Collapsed")
+NOTE = (
+    "Without → with the setting. Accuracy in %, of the last checkpoint on fresh samples; points: their difference, paired by "
+    "problem, 95 % interval over seeds and problems; p, Holm: adjusted over all differences between cells, not over these rows alone. "
+    "Mismatch: mean over the last quarter of the steps; ratio: with over without, 95 % interval over seeds and blocks of 8 "
+    "batches. Collapsed: runs."
+)
+SEED = 20608
+TAIL = 0.25
+
+
+@dataclass(frozen=True)
+class SettingEffect:
+    """A variant (method "name+setting") and its method, each pair (without, with).
+
+    points: the accuracies' difference and its bounds, in shares.  mismatch: None where no step has a positive one.
+    mismatch_ratio: with over without, and its bounds.  collapsed: runs.
+    """
+
+    method: str
+    lag: str
+    seeds: int
+    accuracy: tuple[float, float]
+    points: tuple[float, float, float]
+    p_holm: float
+    mismatch: tuple[float | None, float | None]
+    mismatch_ratio: tuple[float, float, float] | None
+    collapsed: tuple[int, int]
+
+
+def setting_effects(results: Results, contrasts: Iterable[Contrast]) -> list[SettingEffect]:
+    """The effect behind every contrast of a setting, in their order."""
+    return [_effect(results, contrast) for contrast in contrasts if contrast.what == "setting"]
+
+
+def setting_rows(effects: Iterable[SettingEffect]) -> list[list[str]]:
+    """A row of text for each effect, under HEAD."""
+    return [
+        [
+            method_of(effect.method).label,
+            effect.lag,
+            str(effect.seeds),
+            " → ".join(f"{100 * value:.1f}" for value in effect.accuracy),
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in effect.points)),
+            p_text(effect.p_holm),
+            " → ".join(MISSING if value is None else f"{value:.4f}" for value in effect.mismatch),
+            "×{:.2f} [{:.2f}, {:.2f}]".format(*effect.mismatch_ratio) if effect.mismatch_ratio else MISSING,
+            " → ".join(map(str, effect.collapsed)),
+        ]
+        for effect in effects
+    ]
+
+
+def setting_lines(effects: Sequence[SettingEffect]) -> list[str]:
+    """The effects as Markdown; nothing where no variant was run."""
+    return ["## One setting changed", "", NOTE, "", *table(HEAD, setting_rows(effects)), ""] if effects else []
+
+
+def as_json(effects: Iterable[SettingEffect]) -> list[dict[str, Any]]:
+    return [asdict(effect) for effect in effects]
+
+
+def from_json(content: Iterable[Mapping[str, Any]]) -> list[SettingEffect]:
+    return [SettingEffect(**item) for item in content]
+
+
+def _effect(results: Results, contrast: Contrast) -> SettingEffect:
+    (method, lag), (base, _) = contrast.a.split("@"), contrast.b.split("@")
+    sides = [results.of(name, lag) for name in (base, method)]
+    accuracies = [results.scored(name, lag, "last") for name in (base, method)]
+    series = [[_tail(run) for run in side] for side in sides]
+    ratio = None
+    if all(any(len(values) for values in side) for side in series):
+        without, changed = ([values for values in side if len(values)] for side in series)
+        ratio = _exponential(log_ratio_of_means(changed, without, np.random.default_rng(SEED)))
+    return SettingEffect(
+        method=method,
+        lag=lag,
+        seeds=min(len(side) for side in sides),
+        accuracy=_pair(float(outcomes.mean()) for outcomes in accuracies if outcomes is not None),
+        points=(contrast.estimate, contrast.low, contrast.high),
+        p_holm=contrast.p_holm,
+        mismatch=_pair(_mean_of_means(side) for side in series),
+        mismatch_ratio=ratio,
+        collapsed=_pair(sum(results.collapses[run.cell].collapsed for run in side) for side in sides),
+    )
+
+
+def _tail(run: CellRun) -> np.ndarray:
+    values = mismatch_series(run, tail=TAIL).to_numpy()
+    return values[values > 0]
+
+
+def _mean_of_means(side: Sequence[np.ndarray]) -> float | None:
+    means = [values.mean() for values in side if len(values)]
+    return float(np.mean(means)) if means else None
+
+
+def _exponential(log: Interval) -> tuple[float, float, float]:
+    estimate, low, high = np.exp([log.estimate, log.low, log.high])
+    return float(estimate), float(low), float(high)
+
+
+def _pair(values: Iterable[Any]) -> tuple[Any, Any]:
+    without, changed = values
+    return without, changed
