@@ -19,7 +19,7 @@ from pipeline.objective.methods import method_of
 HEAD = ("Method with the setting", "Lag", "Seeds", "Accuracy", "Points", "p, Holm", "Mismatch", "Ratio", "Collapsed")
 NOTE = (
     "Without → with the setting. Accuracy in %, of the last checkpoint on fresh samples; points: their difference, paired by "
-    "problem, 95 % interval over seeds and problems; p, Holm: adjusted over all differences between cells, not over these rows alone. "
+    "problem, 95 % interval over seeds and problems; p, Holm: adjusted over all differences between cells. "
     "Mismatch: mean over the last quarter of the steps; ratio: with over without, 95 % interval over seeds and blocks of 8 "
     "batches. Collapsed: runs."
 )
