@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-slurm test-report lint bench clean
+.PHONY: help setup engines reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-slurm test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -59,6 +59,25 @@ plan: setup
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
+
+# make engines     what GPU nodes run beside the controller: SGLang, Megatron-core, Transformer Engine, lm-eval (needs CUDA 13, g++)
+ENGINES = .venv-engines
+CUDA ?= $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))),/usr/local/cuda)
+NVIDIA = $(abspath $(ENGINES))/lib/python3.11/site-packages/nvidia
+engines: $(ENGINES)/.ready
+
+$(ENGINES)/.ready: envs/cluster-gpu.txt envs/cluster-gpu-te.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo "Python 3.11 is needed; try: make engines PYTHON=python3.11"; exit 1; }
+	@printf '2.34\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV || \
+	    { echo "glibc 2.34 or newer is needed, here is $$(getconf GNU_LIBC_VERSION); build the image envs/cluster-gpu.def"; exit 1; }
+	@test -x $(CUDA)/bin/nvcc || { echo "no $(CUDA)/bin/nvcc: load a module with CUDA 13, or see envs/cluster-gpu.yaml"; exit 1; }
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps -r envs/cluster-gpu.txt
+	CUDA_HOME=$(CUDA) CPATH=$(NVIDIA)/cudnn/include:$(NVIDIA)/nccl/include:$$CPATH MAX_JOBS=8 NVTE_NO_LOCAL_VERSION=1 \
+	    NVTE_PYTORCH_FORCE_BUILD=TRUE $(ENGINES)/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation \
+	    -r envs/cluster-gpu-te.txt
+	touch $@
 
 # make rehearse    the cluster's engines, SGLang and Megatron-core, on this CPU: set up, train, score by lm-eval, report
 CLUSTER = .venv-cluster

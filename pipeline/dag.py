@@ -9,12 +9,14 @@ settings are another input file, and that is what makes Snakemake run a rule aga
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.artifacts import Cell, Layout, write_if_changed
 from pipeline.config import Preset, Settings, fingerprint
 from pipeline.launch.placement import place
+from pipeline.planning.host_memory import job_memory_mb
 from pipeline.sections import BasePolicySettings, Section, SettingsError
 
 
@@ -38,24 +40,32 @@ def write_cell_settings(settings: Settings, paths: Layout, cell: Cell) -> str:
     return _write(paths, f"cells/{cell}", settings.cell(cell))
 
 
-def job_resources(settings: Settings, num_nodes: int | None = None) -> dict[str, int | str]:
+def job_resources(settings: Settings, num_nodes: int | None = None) -> dict[str, Any]:
     """What a job that trains or scores asks SLURM for; `num_nodes`: instead of the nodes of a cell. ValueError where none would do.
 
-    mpi="" makes Snakemake run the job's command once, on the first node, with all nodes of the job at its disposal.
+    mpi="" makes Snakemake run the job's command once, on the first node, with all nodes of the job at its disposal. The memory of
+    a job that trains is that of its cell, a function of the wildcards.
     """
     cell = settings.cell(settings.all_cells()[0])
     place(cell)
     job, cluster = settings.job, cell.cluster
-    resources: dict[str, int | str] = {
+    resources: dict[str, Any] = {
         "nodes": num_nodes or (cluster.num_nodes if cluster else 1),
         "mpi": "",
         "runtime": job.time_limit_min,
-        "mem_mb": job.memory_mb,
+        "mem_mb": job.memory_mb if num_nodes else partial(_memory_mb, settings),
         "cpus_per_task": job.cpus,
         # of a requeued job the log is continued; the signal reaches the job's steps, of which pipeline/launch/stop.py is one
         "slurm_extra": f"--open-mode=append --signal=USR1@{job.signal_lead_s}",
     }
     return resources | ({"gres": f"gpu:{cluster.gpus_per_node}"} if cluster and cluster.gpus_per_node else {})
+
+
+def _memory_mb(settings: Settings, wildcards: Any) -> int:
+    """The memory of a node in MiB: of the cell that the wildcards name, of any other job the least."""
+    if not hasattr(wildcards, "method"):
+        return settings.job.memory_mb
+    return job_memory_mb(settings, Cell(wildcards.method, wildcards.lag, int(wildcards.seed)))
 
 
 def refuse_other_presets(settings: Settings, arguments: Iterable[str], presets: Iterable[str] = get_args(Preset)) -> None:

@@ -6,10 +6,11 @@ No section has a default of its own: a setting's default stands in config.yaml a
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.objective.methods import METHODS, Denominator
 
@@ -243,11 +244,20 @@ class MegatronSettings(Section):
         return self
 
 
+def _words(command: object) -> object:
+    """A path as a command line of one word; anything else as it is."""
+    return (command,) if isinstance(command, str) else command
+
+
+CommandWords = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1), BeforeValidator(_words)]
+
+
 class ClusterSettings(Section):
     """The machines of a cell. scratch: a folder on a node-local disk or in memory; null: the system's temporary folder.
 
     scratch_shared: whether every node of the cell finds the same folder there.
-    server_python, trainer_python: the interpreters that run SGLang and Megatron-core; null: the one that runs the pipeline.
+    server_python, trainer_python: the interpreters that run SGLang with lm-eval and Megatron-core, each a path or the words of a
+    command that ends in one ("apptainer exec --nv cluster-gpu.sif python"); null: the one that runs the pipeline.
     """
 
     device: Literal["cuda", "cpu"]
@@ -255,17 +265,39 @@ class ClusterSettings(Section):
     gpus_per_node: int = Field(ge=0)
     scratch: str | None
     scratch_shared: bool
-    server_python: str | None
-    trainer_python: str | None
+    server_python: CommandWords | None
+    trainer_python: CommandWords | None
+
+    @property
+    def server_command(self) -> tuple[str, ...]:
+        """The words before the arguments of Python, where SGLang and lm-eval run."""
+        return self.server_python or (sys.executable,)
+
+    @property
+    def trainer_command(self) -> tuple[str, ...]:
+        """The same where Megatron-core runs."""
+        return self.trainer_python or (sys.executable,)
 
 
 class JobSettings(Section):
-    """What SLURM is asked for, for each node of a cell's job, and how long before the time limit the cell is told to stop."""
+    """What SLURM is asked for, for each node of a cell's job, and how long before the time limit the cell is told to stop.
+
+    memory_mb, max_memory_mb: the least and the most memory; on GPU nodes a cell's job asks for what the plan says between them.
+    """
 
     time_limit_min: int = Field(gt=0)
     signal_lead_s: int = Field(gt=0)
     cpus: int = Field(gt=0)
     memory_mb: int = Field(gt=0)
+    max_memory_mb: int | None = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _memory_is_a_range(self) -> JobSettings:
+        if self.max_memory_mb is not None and self.max_memory_mb < self.memory_mb:
+            raise ValueError(
+                f"max_memory_mb {self.max_memory_mb} is less than memory_mb {self.memory_mb}; raise it or lower the other"
+            )
+        return self
 
     @model_validator(mode="after")
     def _some_time_is_left(self) -> JobSettings:

@@ -7,7 +7,7 @@ each file of problems `write_tasks` writes one that includes it and sets k, samp
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,8 @@ def write_tasks(run: LmEvalRun) -> None:
         write_text(run.task_file(problems), yaml.safe_dump(task, sort_keys=False))
 
 
-def lm_eval_command(run: LmEvalRun, python: str) -> list[str]:
-    """The command line, to be run from the repository root; `python` is that of the environment with lm-eval.
+def lm_eval_command(run: LmEvalRun, python: Sequence[str]) -> list[str]:
+    """The command line, to be run from the repository root; `python`: words that run the interpreter with lm-eval.
 
     sglang-generate sends no seed, so that the k requests for a problem get k different responses.
     """
@@ -122,7 +122,7 @@ def lm_eval_command(run: LmEvalRun, python: str) -> list[str]:
         "timeout": run.timeout_s,
     }
     return [
-        *(python, "-m", "lm_eval", "run", "--model", "sglang-generate"),
+        *(*python, "-m", "lm_eval", "run", "--model", "sglang-generate"),
         *("--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
         *("--tasks", ",".join(str(run.task_file(problems)) for problems in run.problems), "--batch_size", "1"),
         *("--log_samples", "--output_path", str(run.out)),

@@ -6,8 +6,7 @@ rows like those of our own evaluation (tests/lm_eval compares the two on the sam
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def lm_eval_rows(
 
     work: a folder for what lm-eval and the servers write. Raises EngineDied where either ends before its time.
     """
-    tokenizer = read_tokenizer(base_policy)
+    tokenizer, python = read_tokenizer(base_policy), sections(settings)[1].server_command
     contents = {path: _read(path) for path in problems}
     prompts = [problem.prompt for content in contents.values() for problem in content]
     longest = max(len(ids) for ids in tokenizer.backend.encode_batch(prompts, add_special_tokens=False))
@@ -61,7 +60,7 @@ def lm_eval_rows(
                     num_concurrent=sections(settings)[0].requests_in_flight,
                     timeout_s=_RESPONSE_TIMEOUT_S,
                 )
-                by_version[version] = _evaluate(run, {path: [p.id for p in content] for path, content in contents.items()})
+                by_version[version] = _evaluate(run, python, {path: [p.id for p in content] for path, content in contents.items()})
             for path in problems:
                 rows[path] += [{"checkpoint": checkpoint, **row} for row in by_version[version][path]]
     finally:
@@ -86,13 +85,13 @@ def _read(path: Path) -> list[Problem]:
     return [replace(problem, prompt=instruct(problem.prompt, "boxed")) for problem in read_aime24(None).problems]
 
 
-def _evaluate(run: LmEvalRun, ids: Mapping[Path, list[str]]) -> dict[Path, list[dict[str, Any]]]:
+def _evaluate(run: LmEvalRun, python: Sequence[str], ids: Mapping[Path, list[str]]) -> dict[Path, list[dict[str, Any]]]:
     """Run lm-eval and read its samples back. An earlier attempt's folder is emptied first: a run has one log per task."""
     for old in run.out.glob("**/samples_*.jsonl"):
         old.unlink()
     write_tasks(run)
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((run.out / "cache").resolve())}
-    lm_eval = Process(ProcessSpec("lm-eval", tuple(lm_eval_command(run, sys.executable)), environment), run.out / "lm_eval.log")
+    lm_eval = Process(ProcessSpec("lm-eval", tuple(lm_eval_command(run, python)), environment), run.out / "lm_eval.log")
     try:
         if lm_eval.wait():
             raise EngineDied(lm_eval.death())

@@ -7,112 +7,31 @@ trains two steps of the tiny policy through the engines and the device that the 
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
-import json
 import math
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from pipeline.artifacts import Layout
+from pipeline.artifacts import Layout, read_json, sha256
 from pipeline.config import Settings
+from pipeline.launch.finding import GIB, Finding, Status
+from pipeline.launch.interpreters import examine_interpreters
 from pipeline.planning.estimate import plan_run
 from pipeline.policy.checkpoint import MANIFEST, hf_shapes
+from pipeline.policy.fetch import check_tensors
 
-Status = Literal["ok", "warning", "failed"]
-GIB = 2**30
 _SKEW_S = 5.0
-# what an interpreter is asked: the versions of its packages and, where torch sees any, its GPUs
-_PROBE = """
-import importlib.metadata as m, json, sys
-wanted = json.loads(sys.argv[1]); found = {}
-for name in wanted:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: found[name] = None
-gpus, nccl = [], None
-if found.get("torch"):
-    import torch
-    if torch.cuda.is_available():
-        gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(torch.cuda.device_count())]
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-print(json.dumps({"packages": found, "gpus": gpus, "nccl": nccl}))
-"""
-ENGINE_PACKAGES = {"server": ("sglang", "torch", "transformers"), "trainer": ("megatron-core", "torch", "safetensors")}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check: what was found, and for anything but "ok" what to do about it."""
-
-    check: str
-    status: Status
-    found: str
-    remedy: str = ""
 
 
 def examine(settings: Settings, layout: Layout) -> list[Finding]:
     """All findings about this node for `settings`, in the order in which they are worth mending."""
-    findings = [*_pipeline(), *_interpreters(settings), *_folders(layout), *_scratch(settings), *_memory(settings)]
+    findings = [*examine_interpreters(settings), *_folders(layout), *_scratch(settings), *_memory(settings)]
     return [*findings, *_ports(), *_inputs(settings, layout)]
-
-
-def _pipeline() -> Iterator[Finding]:
-    for name in ("snakemake", "pydantic", "pyarrow", "lm-eval"):
-        try:
-            yield Finding(f"package {name}", "ok", importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(f"package {name}", "failed", f"not installed for {sys.executable}", "install the environment in envs/")
-
-
-def _interpreters(settings: Settings) -> Iterator[Finding]:
-    """The engines' packages at their pinned versions, and the GPUs that their torch sees."""
-    pinned = _pins(Path("envs/cluster-cpu.txt" if settings.cluster.device == "cpu" else "envs/cluster-gpu.txt"))
-    needed = {"server": settings.rollout.engine == "sglang", "trainer": settings.trainer.engine == "megatron"}
-    pythons = {"server": settings.cluster.server_python, "trainer": settings.cluster.trainer_python}
-    for role, names in ENGINE_PACKAGES.items():
-        if not needed[role]:
-            continue
-        python = pythons[role] or sys.executable
-        try:
-            answer = _ask(python, names)
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            yield Finding(f"{role} interpreter", "failed", f"{python}: {error}", f"correct cluster.{role}_python")
-            continue
-        for name, version in answer["packages"].items():
-            wanted = pinned.get(name)
-            right = version is not None and wanted in (None, version.split("+")[0])
-            found = f"{version or 'not installed'} ({python})"
-            yield Finding(
-                f"{role} package {name}",
-                "ok" if right else "failed",
-                found,
-                "" if right else f"install {name}=={wanted or 'any version'}",
-            )
-        if settings.cluster.device == "cuda":
-            yield from _gpus(role, answer, settings.cluster.gpus_per_node)
-
-
-def _gpus(role: str, answer: dict[str, Any], wanted: int) -> Iterator[Finding]:
-    gpus = answer["gpus"]
-    names = ", ".join(sorted({name for name, _, _ in gpus})) or "none"
-    enough = len(gpus) >= wanted
-    remedy = "" if enough else "ask for GPUs (srun --gres=gpu:8), check the driver, or lower cluster.gpus_per_node"
-    yield Finding(f"{role} GPUs", "ok" if enough else "failed", f"{len(gpus)} of {wanted} ({names})", remedy)
-    for number, (_, free, total) in enumerate(gpus):
-        if free < 0.95 * total:
-            found = f"{free / GIB:.0f} of {total / GIB:.0f} GiB free"
-            yield Finding(f"{role} GPU {number} memory", "failed", found, "end the process that holds it (nvidia-smi shows which)")
-    if gpus:
-        yield Finding(f"{role} NCCL", "ok" if answer["nccl"] else "failed", str(answer["nccl"]), "install torch with NCCL")
 
 
 def _folders(layout: Layout) -> Iterator[Finding]:
@@ -205,13 +124,47 @@ def _host_name_is_unknown() -> bool:
 
 
 def _inputs(settings: Settings, layout: Layout) -> Iterator[Finding]:
-    for name, folder, target in (
-        ("problems", layout.problems, layout.problems / "manifest.json"),
-        ("base policy", layout.base_policy, layout.base_policy / MANIFEST),
+    """What cells read: every file whole. Made by rules that want the network, which a compute node may lack."""
+    for name, folder, rule, check in (
+        ("problems", layout.problems, "prepare", _check_problems),
+        ("base policy", layout.base_policy, "base_policy", _check_policy),
     ):
-        made = target.exists()
-        remedy = "" if made else f"run `snakemake --config preset={settings.preset} -- {target}` where the network can be reached"
-        yield Finding(name, "ok" if made else "warning", f"{folder} {'is complete' if made else 'is not made yet'}", remedy)
+        target = folder / MANIFEST
+        make = f"run `snakemake --cores 2 --config preset={settings.preset} -- {target}`"
+        if not target.exists():
+            where = f"where the network can be reached (rule {rule} fetches)" if _from_hub(settings, name) else "here"
+            yield Finding(name, "warning", f"{folder} is not made yet", f"{make} {where}")
+            continue
+        try:
+            found = check(folder, settings)
+        except (OSError, ValueError, KeyError) as error:
+            yield Finding(name, "failed", f"{folder}: {error}", f"remove {target} and {make}")
+            continue
+        yield Finding(name, "ok", f"{folder} is complete: {found}")
+
+
+def _from_hub(settings: Settings, name: str) -> bool:
+    return settings.problems.kind == "dapo_dolci" if name == "problems" else settings.model.path is not None
+
+
+def _check_problems(folder: Path, _: Settings) -> str:
+    """ValueError where a file is missing or is not the one that the manifest describes."""
+    files = read_json(folder / MANIFEST)["files"]
+    for name, entry in files.items():
+        if sha256(folder / f"{name}.parquet") != entry["sha256"]:
+            raise ValueError(f"{name}.parquet is not the file that the manifest describes")
+    return f"{files['train']['count']:,} to train on"
+
+
+def _check_policy(folder: Path, settings: Settings) -> str:
+    """ValueError where a file is missing, or a shard is shorter than its header says or holds other tensors than `model`'s."""
+    names = read_json(folder / MANIFEST)["sha256"]
+    absent = sorted(name for name in names if not (folder / name).exists())
+    if absent:
+        raise ValueError(f"{', '.join(absent)} cannot be opened (a link to a place that this node does not reach?)")
+    shards = [folder / name for name in names if name.endswith(".safetensors")]
+    check_tensors(folder, shards, settings.model)
+    return f"{len(shards)} shards, {sum(shard.stat().st_size for shard in shards) / GIB:.1f} GiB"
 
 
 def _weight_bytes(settings: Settings) -> int:
@@ -220,17 +173,3 @@ def _weight_bytes(settings: Settings) -> int:
 
 def _bytes_per_weight(settings: Settings) -> int:
     return 2 if settings.megatron.dtype == "bfloat16" else 4
-
-
-def _ask(python: str, names: tuple[str, ...]) -> dict[str, Any]:
-    done = subprocess.run([python, "-c", _PROBE, json.dumps(names)], capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise ValueError(f"ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _pins(path: Path) -> dict[str, str]:
-    """Package -> version of a requirements file; empty where there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    pairs = (re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)", line) for line in lines)
-    return {match[1].lower().replace("_", "-"): match[2] for match in pairs if match}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.artifacts import Cell, read_json, write_text
 from pipeline.config import CellSettings, Settings, load_settings
-from pipeline.launch.doctor import Finding
+from pipeline.launch.finding import Finding
 from pipeline.policy.warm_start import warm_start
 from pipeline.problems.prepare import prepare
 
@@ -41,7 +41,10 @@ def smoke_test(settings: Settings) -> list[Finding]:
 
 
 def tiny_settings(settings: Settings, scratch: Path) -> Settings:
-    """The rehearsal's policy and layout with the engines, device, precision and publication of `settings`, and its own scratch."""
+    """The rehearsal's policy and layout with the engines, device, precision and publication of `settings`.
+
+    They run on one node, also where a cell of `settings` takes several, and with a scratch folder of their own.
+    """
     kept_servers = ("publication", "attention_backend", "memory_fraction")
     kept_megatron = ("dtype", "layer_spec", "distributed_optimizer", "optimizer_offload", "recompute")
     return load_settings(
@@ -54,7 +57,7 @@ def tiny_settings(settings: Settings, scratch: Path) -> Settings:
             "evaluation": {"interval": _STEPS, "num_samples": 1},
             "servers": {name: getattr(settings.servers, name) for name in kept_servers},
             "megatron": {name: getattr(settings.megatron, name) for name in kept_megatron},
-            "cluster": settings.cluster.model_dump() | {"scratch": str(scratch)},
+            "cluster": settings.cluster.model_dump() | {"scratch": str(scratch), "num_nodes": 1, "scratch_shared": False},
         }
     )
 

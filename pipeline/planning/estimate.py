@@ -97,23 +97,21 @@ def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | 
     """
     placement, size = placement_of(settings, gpu), ModelSize.of(settings.model)
     placement = replace(placement, rates=rates) if rates else placement
-    estimates = tuple(
-        estimate_cell(
-            cell,
-            settings.cell(cell),
-            workload_of(
-                settings.cell(cell),
-                settings.problems.evaluation_count,
-                settings.problems.scoring_count,
-                placement.ranks.recompute,
-                response_tokens,
-            ),
-            size,
-            placement,
-        )
-        for cell in settings.all_cells()
-    )
+    estimates = tuple(_planned(settings, cell, size, placement, response_tokens) for cell in settings.all_cells())
     return Plan(settings, size, placement, estimates)
+
+
+def plan_cell(settings: Settings, cell: Cell, gpu: str = "H100") -> CellEstimate:
+    """Estimate one cell of `settings`, which need not be among those of the run."""
+    return _planned(settings, cell, ModelSize.of(settings.model), placement_of(settings, gpu), None)
+
+
+def _planned(
+    settings: Settings, cell: Cell, size: ModelSize, placement: Placement, response_tokens: Interval | None
+) -> CellEstimate:
+    read, problems = settings.cell(cell), settings.problems
+    counts = (problems.evaluation_count, problems.scoring_count)
+    return estimate_cell(cell, read, workload_of(read, *counts, placement.ranks.recompute, response_tokens), size, placement)
 
 
 def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement) -> CellEstimate:

@@ -12,6 +12,7 @@ from pipeline.config import Settings, changed_settings
 from pipeline.planning.calibrate import calibrated
 from pipeline.planning.constants import DEVICES
 from pipeline.planning.estimate import Plan, as_json, plan_run
+from pipeline.planning.host_memory import memory_warnings
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.published import comparisons
@@ -40,8 +41,9 @@ class PlanOptions:
 def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console: Console) -> Plan:
     """Print the plan and write plan.json.
 
-    Raises ValueError when the engines do not fit the cluster, when a server has no room for a response, and when the signal ahead
-    of a time limit comes too late even at the best of every rate.
+    Raises ValueError when the engines do not fit the cluster, when a server has no room for a response, when a node's memory is
+    too small for a cell even at the low end, and when the signal ahead of a time limit comes too late even at the best of every
+    rate.
     """
     plan = plan_run(settings, options.gpu, options.response_tokens)
     if options.measured:
@@ -58,6 +60,9 @@ def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console
     if options.simulate:
         show_simulation(simulate_counts(plan, options.gpu), plan.cells[0].workload.batches, console)
         show_speedups(compare_speedups(), console)
+    if plan.placement.num_devices:
+        for line in memory_warnings(settings, plan.cells):
+            console.print(f"may be too little: {line}")
     if options.signal_lead_s is not None:
         check_lead(plan, options.signal_lead_s, console)
     return plan

@@ -1,23 +1,26 @@
-"""The published base policy: a hub repository at a revision, or a local folder, checked and linked into a policy folder.
+"""The published base policy: a hub repository at a revision, or a local folder, checked and brought into a policy folder.
 
 Every shard is read through once: its hash goes into manifest.json and is compared with the one the hub publishes; the tensors'
 names, shapes and byte counts are compared with what the settings describe. Nothing of this happens again when cells start: they
-read the manifest.
+read the manifest. The folder holds files of its own (hard links where the file system allows it): it can be copied elsewhere, and
+needs no hub cache.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 
-from pipeline.artifacts import read_json, sha256_of, write_json
+from pipeline.artifacts import atomic_path, read_json, sha256_of, write_json
 from pipeline.policy.checkpoint import CONFIG_KEYS, MANIFEST, hf_shapes, read_model_settings
-from pipeline.problems.hub import COMMIT, Files, fetch
+from pipeline.problems.hub import COMMIT, REVISIONS, Files, fetch
 from pipeline.sections import ModelSettings, SettingsError, SourceSettings
 
 logger = logging.getLogger(__name__)
@@ -27,13 +30,13 @@ PATTERNS = ("config.json", *TOKENIZER_FILES, "model.safetensors.index.json", "*.
 
 
 def fetch_policy(model: ModelSettings, out: Path) -> None:
-    """Link the files of `model.path` into `out` and write manifest.json last.
+    """Bring the files of `model.path` into `out` and write manifest.json last. A branch is read at the commit it had first.
 
     Raises ValueError that names the file where the config is another model's, a shard is missing, truncated or changed, or a tensor
     is missing, unexpected or of another shape.
     """
     assert model.path is not None
-    files = fetch("model", SourceSettings(path=model.path, revision=model.revision), PATTERNS, kind="model")
+    files = fetch("model", SourceSettings(path=model.path, revision=model.revision), PATTERNS, "model", out / REVISIONS)
     _check_config(files.folder, model)
     shards = [path for path in files.paths if path.suffix == ".safetensors"]
     check_tensors(files.folder, shards, model)
@@ -44,13 +47,20 @@ def fetch_policy(model: ModelSettings, out: Path) -> None:
         raise ValueError(f"{files.folder}: {', '.join(changed)} differ from what the hub publishes; delete them and fetch again")
     out.mkdir(parents=True, exist_ok=True)
     for path in files.paths:
-        link = out / path.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(path.resolve())
+        _bring(path.resolve(), out / path.name)
     write_json(
         out / MANIFEST,
         {"path": files.name, "revision": files.revision or "local", "verified_against_hub": sorted(published), "sha256": hashes},
     )
+
+
+def _bring(source: Path, target: Path) -> None:
+    """The file under another name: a second name of the same bytes, or a copy where it lies on another file system."""
+    with atomic_path(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:  # another file system, or one without hard links, or another owner's file
+            shutil.copyfile(source, temporary)
 
 
 def check_tensors(folder: Path, shards: list[Path], model: ModelSettings) -> None:

@@ -38,12 +38,15 @@ class Aime24:
     provenance: Mapping[str, object]
 
 
-def read_aime24(source: SourceSettings | None) -> Aime24:
-    """The problems from `source`, or from the copy in this repository. ValueError unless they are the 30, answers 0..999."""
+def read_aime24(source: SourceSettings | None, record: Path | None = None) -> Aime24:
+    """The problems from `source`, or from the copy in this repository. ValueError unless they are the 30, answers 0..999.
+
+    record: as in hub.fetch.
+    """
     reference = _problems([(row["id"], row["problem"], row["answer"]) for row in _json_lines(COPY)], str(COPY))
     if source is None:
         return Aime24(reference, {"path": COPY.name, "revision": "local", "pinned": True, "sha256": {COPY.name: sha256(COPY)}})
-    files = fetch("published.aime24", source, ("data/*.parquet", "*.parquet", "*.jsonl", "test.txt"))
+    files = fetch("published.aime24", source, ("data/*.parquet", "*.parquet", "*.jsonl", "test.txt"), record=record)
     rows = [_recognised(problem, answer, reference, files.name) for problem, answer in _rows(files)]
     by_id = {row[0]: row for row in reversed(rows)}  # copies repeat rows; the first one counts
     return Aime24(_problems(list(by_id.values()), files.name), files.provenance())

@@ -1,4 +1,8 @@
-"""Files of a data set or a model: a local path, or a repository of the Hugging Face hub at a revision."""
+"""Files of a data set or a model: a local path, or a repository of the Hugging Face hub at a revision.
+
+A revision that is a branch is followed to its commit once. The commit is kept in revisions.json beside what is made of the files,
+and from then on they are read at it: a branch that moves changes neither policy nor problems of a run that has begun.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.artifacts import sha256
+from pipeline.artifacts import read_json, sha256, write_json
 from pipeline.sections import SettingsError, SourceSettings
 
 logger = logging.getLogger(__name__)
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REVISIONS = "revisions.json"  # no output of a rule: Snakemake removes those before it makes them again
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,16 @@ class Files:
         return {"path": self.name, "revision": self.revision or "local", "pinned": self.pinned, "sha256": hashes}
 
 
-def fetch(name: str, source: SourceSettings, patterns: Sequence[str], kind: Literal["dataset", "model"] = "dataset") -> Files:
+def fetch(
+    name: str,
+    source: SourceSettings,
+    patterns: Sequence[str],
+    kind: Literal["dataset", "model"] = "dataset",
+    record: Path | None = None,
+) -> Files:
     """The files of `source` that match `patterns`; `name` is the setting that an error names.
+
+    record: the file that keeps the commits of branches; None: a branch is read as it is.
 
     A local path may be one file or a folder, in which any of `patterns`, or their last parts, are looked for. ValueError (or
     SettingsError) says what is missing: the path, the network, the repository, the revision, or the files.
@@ -45,11 +58,12 @@ def fetch(name: str, source: SourceSettings, patterns: Sequence[str], kind: Lite
         folder, paths = (local, _matching(local, patterns)) if local.is_dir() else (local.parent, [local])
         revision, pinned = None, True
     elif REPOSITORY.fullmatch(source.path):
-        folder = _download(name, source, patterns, kind)
-        paths, revision = _matching(folder, patterns), folder.name
         pinned = COMMIT.fullmatch(source.revision or "") is not None
+        folder = _download(name, source if pinned else _followed(source, record), patterns, kind)
+        paths, revision = _matching(folder, patterns), folder.name
         if not pinned:
-            logger.warning("%s.revision %r is not a commit; read at %s, pin that", name, source.revision, revision)
+            logger.warning("%s.revision %r is a branch; read at %s, which %s keeps", name, source.revision, revision, record)
+            _keep(record, source, revision)
     else:
         raise SettingsError(
             f"{name}.path: {source.path!r} neither exists nor is a hub name such as owner/name; give it a path or a name"
@@ -59,6 +73,22 @@ def fetch(name: str, source: SourceSettings, patterns: Sequence[str], kind: Lite
             f"{name}.path: {source.path} holds no file like {' or '.join(patterns)}; the source has changed or the path is wrong"
         )
     return Files(source.path, folder, tuple(paths), revision, pinned)
+
+
+def _followed(source: SourceSettings, record: Path | None) -> SourceSettings:
+    """The source at the commit that its branch had when it was first read; as it is before that."""
+    kept = read_json(record) if record and record.exists() else {}
+    return source.model_copy(update={"revision": kept.get(_branch(source), source.revision)})
+
+
+def _keep(record: Path | None, source: SourceSettings, commit: str) -> None:
+    kept = read_json(record) if record and record.exists() else {}
+    if record and _branch(source) not in kept:
+        write_json(record, kept | {_branch(source): commit})
+
+
+def _branch(source: SourceSettings) -> str:
+    return f"{source.path}@{source.revision}"
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:

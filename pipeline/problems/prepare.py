@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from pipeline.artifacts import atomic_path, write_json
 from pipeline.problems import arithmetic
+from pipeline.problems.hub import REVISIONS
 from pipeline.records import Problem
 from pipeline.sections import ProblemSettings, PublishedProblemSettings, SettingsError
 
@@ -39,7 +40,7 @@ class Prepared:
 
 def prepare(settings: ProblemSettings, directory: Path) -> None:
     """Write <split>.parquet for train, evaluation and scoring, then manifest.json, below `directory`, each file atomically."""
-    prepared = KINDS[settings.kind](settings)
+    prepared = KINDS[settings.kind](settings, directory / REVISIONS)
     files = {}
     for split in SPLITS:
         path = directory / f"{split}.parquet"
@@ -77,7 +78,7 @@ def _write_problems(path: Path, problems: list[Problem]) -> None:
         pq.write_table(pa.Table.from_pylist([asdict(problem) for problem in problems], schema=SCHEMA), temporary)
 
 
-def _arithmetic(settings: ProblemSettings) -> Prepared:
+def _arithmetic(settings: ProblemSettings, _: Path) -> Prepared:
     """Each split draws from its own stream, so that changing one count leaves the earlier splits as they are."""
     counts = {"evaluation": settings.evaluation_count, "scoring": settings.scoring_count, "train": settings.train_count}
     taken: dict[str, str] = {}  # prompt -> the split that has it
@@ -110,7 +111,7 @@ def _fresh_problems(rng: Random, split: str, taken: dict[str, str], dropped: Cou
             )
 
 
-def _dapo_dolci(settings: ProblemSettings) -> Prepared:
+def _dapo_dolci(settings: ProblemSettings, record: Path) -> Prepared:
     """DAPO-Math-17k and Dolci-RL-Zero-Math-7B to train on, AIME24 to evaluate; see published.py."""
     from pipeline.problems.published import published_problems
 
@@ -118,7 +119,7 @@ def _dapo_dolci(settings: ProblemSettings) -> Prepared:
         raise SettingsError(
             "problems.kind 'dapo_dolci' reads the section `published`, which these settings lack; run it through snakemake"
         )
-    splits, details = published_problems(settings)
+    splits, details = published_problems(settings, record)
     drops = {"train": details["counts"]["train"]["reasons"], "evaluation": {}, "scoring": {}}
     return Prepared(splits, drops, details)
 

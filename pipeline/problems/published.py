@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,18 +55,22 @@ class Ledger:
         self.conflicts.append({"prompt": kept["prompt"][:EXCERPT], "rows": sides, "outcome": outcome})
 
 
-def published_problems(settings: PublishedProblemSettings) -> tuple[dict[str, list[Problem]], dict[str, Any]]:
-    """The problems of each split, and what the manifest says beyond files and settings."""
+def published_problems(settings: PublishedProblemSettings, record: Path) -> tuple[dict[str, list[Problem]], dict[str, Any]]:
+    """The problems of each split, and what the manifest says beyond files and settings.
+
+    record: as in hub.fetch.
+    """
     published = settings.published
-    held_out = read_aime24(published.aime24)
+    held_out = read_aime24(published.aime24, record)
     for name, count in (("evaluation_count", settings.evaluation_count), ("scoring_count", settings.scoring_count)):
         if count != len(held_out.problems):
             raise SettingsError(f"problems.{name} is {count}, but AIME24 has {len(held_out.problems)} problems; set it to that")
-    policy = None if published.tokenizer is None else fetch("published.tokenizer", published.tokenizer, TOKENIZER_FILES, "model")
+    tokenizer = published.tokenizer
+    policy = None if tokenizer is None else fetch("published.tokenizer", tokenizer, TOKENIZER_FILES, "model", record)
     dress = _dress(published, policy)
     sources = [
-        read_source("dapo", published.dapo, published.dapo.form),
-        read_source("dolci", published.dolci, published.dolci.form),
+        read_source("dapo", published.dapo, published.dapo.form, record),
+        read_source("dolci", published.dolci, published.dolci.form, record),
     ]
     ledger = Ledger()
     pool = _without_duplicates(_distinct_prompts(sources, ledger), published, ledger)

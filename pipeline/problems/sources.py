@@ -54,10 +54,13 @@ class Source:
     distinct: pd.DataFrame
 
 
-def read_source(name: str, settings: SourceSettings, form: str) -> Source:
-    """Read a data set. ValueError names the missing column, the changed type, or the row with an empty prompt or answer."""
+def read_source(name: str, settings: SourceSettings, form: str, record: Path | None = None) -> Source:
+    """Read a data set. ValueError names the missing column, the changed type, or the row with an empty prompt or answer.
+
+    record: as in hub.fetch.
+    """
     shape = FORMS[form]
-    files = fetch(f"published.{name}", settings, shape.patterns)
+    files = fetch(f"published.{name}", settings, shape.patterns, record=record)
     rows, parts = 0, []
     for path in files.paths:
         for batch in _batches(path, shape):

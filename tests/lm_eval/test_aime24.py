@@ -100,7 +100,7 @@ def outcome(tmp_path_factory) -> Outcome:
         )
         write_tasks(run)
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-        done = subprocess.run(lm_eval_command(run, sys.executable), cwd=ROOT, env=environment, capture_output=True, text=True)
+        done = subprocess.run(lm_eval_command(run, [sys.executable]), cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
     (results,) = (folder / "out").glob("*/results_*.json")
     log = [json.loads(line) for line in sample_log(run, run.problems[0]).read_text(encoding="utf-8").splitlines()]

@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from pipeline.artifacts import Layout
 from pipeline.config import Settings, load_settings
-from pipeline.launch import doctor
+from pipeline.launch import doctor, interpreters
+from pipeline.launch.finding import Finding
 from pipeline.launch.smoke import tiny_settings
 from pipeline.planning.estimate import plan_run
+from pipeline.policy.checkpoint import write_policy
+from pipeline.policy.model import Policy
+from pipeline.policy.tokenizer import build_tokenizer
+from pipeline.problems.prepare import prepare
 
 
 def settings(preset: str = "rehearsal", **overrides: object) -> Settings:
     return load_settings(overrides={"preset": preset, **overrides})
 
 
-def by_check(found: list[doctor.Finding]) -> dict[str, doctor.Finding]:
+def by_check(found: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in found}
 
 
-def engine(tmp_path: Path, **packages: str | None) -> str:
-    """An interpreter that answers the probe as one with these packages and two GPUs would."""
-    answer = {"packages": packages, "gpus": [["H", 80 * 2**30, 80 * 2**30], ["H", 40 * 2**30, 80 * 2**30]], "nccl": "2.28.3"}
+PACKAGES = {"sglang": "0.5.23", "torch": "2.14.1", "transformers": "5.19.0", "lm-eval": "0.4.13", "math-verify": "0.9.0"}
+RANKS = {
+    "megatron-core": "0.16.1",
+    "transformer-engine": "2.11.0+abc",
+    "numpy": "2.3.5",
+    "pydantic": "2.14.4",
+    "safetensors": "0.8.0",
+}
+
+
+def engine(tmp_path: Path, glibc: str = "glibc 2.34", errors: dict[str, str] | None = None, **packages: str | None) -> str:
+    """An interpreter that answers the probe as one with the pinned packages, but for these, and two GPUs would."""
+    gpus = [["H", 80 * 2**30, 80 * 2**30], ["H", 40 * 2**30, 80 * 2**30]]
+    found = PACKAGES | RANKS | {name.replace("_", "-"): version for name, version in packages.items()}
+    answer = {"packages": found, "errors": errors or {}, "gpus": gpus, "nccl": "2.28.3", "nvcc": None, "glibc": glibc}
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")
     path.chmod(0o755)
     return str(path)
+
+
+def asked(python: object, **cluster: object) -> dict[str, Finding]:
+    """The findings about the interpreters of preset full when both engines run `python`."""
+    chosen = {"server_python": python, "trainer_python": python, **cluster}
+    return by_check(interpreters.examine_interpreters(settings("full", cluster=chosen)))
 
 
 def test_every_finding_that_is_not_ok_has_a_remedy_and_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -37,9 +61,11 @@ def test_every_finding_that_is_not_ok_has_a_remedy_and_nothing_is_left_behind(tm
     monkeypatch.setattr(Layout, "results", property(lambda self: tmp_path / "results" / self.preset))
     found = doctor.examine(settings("full", cluster={"server_python": "nowhere/python"}), Layout("full"))
     assert all(finding.remedy for finding in found if finding.status != "ok")
-    assert by_check(found)["server interpreter"].remedy == "correct cluster.server_python"
+    assert "correct cluster.server_python" in by_check(found)["server interpreter"].remedy
     assert "nowhere/python" in by_check(found)["server interpreter"].found
-    assert "problems/manifest.json" in by_check(found)["problems"].remedy
+    for name, rule in (("problems", "prepare"), ("base policy", "base_policy")):
+        remedy = by_check(found)[name].remedy
+        assert "--config preset=full -- " in remedy and f"where the network can be reached (rule {rule} fetches)" in remedy
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,17 +74,61 @@ def test_every_finding_that_is_not_ok_has_a_remedy_and_nothing_is_left_behind(tm
     [("0.5.23", "ok", ""), ("0.5.22", "failed", "install sglang==0.5.23"), (None, "failed", "install sglang==0.5.23")],
 )
 def test_packages_are_compared_with_the_pinned_versions(tmp_path, version, status, remedy):
-    python = engine(tmp_path, sglang=version, torch="2.14.1", transformers="5.19.0")
-    found = by_check(list(doctor._interpreters(settings("full", cluster={"server_python": python, "trainer_python": python}))))
-    assert (found["server package sglang"].status, found["server package sglang"].remedy) == (status, remedy)
+    found = asked(engine(tmp_path, sglang=version))
+    assert found["server package sglang"].status == status and remedy in found["server package sglang"].remedy
     assert found["server package torch"].status == "ok"
 
 
+def test_a_trainer_may_have_another_torch_but_needs_transformer_engine_where_its_layers_are_used(tmp_path):
+    found = asked(engine(tmp_path, torch="2.9.0", transformer_engine=None, errors={"transformer_engine.pytorch": "ImportError: x"}))
+    assert found["server package torch"].status == "failed" and found["trainer package torch"].status == "ok"
+    assert "install transformer-engine==2.11.0" in found["trainer package transformer-engine"].remedy
+    assert found["trainer import transformer_engine.pytorch"].found == "ImportError: x"
+    assert asked(engine(tmp_path))["trainer package transformer-engine"].status == "ok"  # 2.11.0+abc: built from source
+    plain = settings("full", megatron={"layer_spec": "local"})
+    assert interpreters.engine_interpreters(plain)[1].modules == ("megatron.core",)
+
+
+def test_lm_eval_is_looked_for_where_the_servers_run_and_an_older_system_is_named(tmp_path):
+    found = asked(engine(tmp_path, glibc="glibc 2.31", lm_eval=None))
+    assert found["server package lm-eval"].status == "failed" and "controller package lm-eval" not in found
+    assert found["server C library"].status == "failed" and "cluster-gpu.def" in found["server C library"].remedy
+    assert asked(engine(tmp_path))["server C library"].status == "ok"
+
+
+def test_an_interpreter_may_be_the_words_of_a_command(tmp_path):
+    found = asked(["env", "INSIDE=1", engine(tmp_path)])
+    assert found["trainer package megatron-core"].found == f"0.16.1 (env INSIDE=1 {tmp_path / 'python'})"
+
+
 def test_too_few_gpus_and_memory_that_others_hold_are_named(tmp_path):
-    python = engine(tmp_path, sglang="0.5.23", torch="2.14.1", transformers="5.19.0")
-    found = by_check(list(doctor._interpreters(settings("full", cluster={"server_python": python, "trainer_python": python}))))
+    found = asked(engine(tmp_path))
     assert found["server GPUs"].found == "2 of 8 (H)" and found["server GPUs"].status == "failed"
     assert found["server GPU 1 memory"].found == "40 of 80 GiB free" and "server GPU 0 memory" not in found
+
+
+def test_a_policy_that_cannot_be_read_whole_is_not_complete(tmp_path, monkeypatch):
+    """A link into a folder that this node lacks, and a shard shorter than its header says."""
+    tiny, folder = settings("tiny"), tmp_path / "base_policy"
+    monkeypatch.setattr(Layout, "results", property(lambda self: tmp_path))
+    prepare(
+        settings("tiny", problems={"train_count": 8, "evaluation_count": 2, "scoring_count": 2}).problem_stage(),
+        tmp_path / "problems",
+    )
+    write_policy(folder, Policy(tiny.model), build_tokenizer(tiny.model.vocab_size))
+    found = by_check(doctor._inputs(tiny, Layout("tiny")))
+    assert found["base policy"].status == found["problems"].status == "ok" and "1 shards" in found["base policy"].found
+    shard = folder / "model.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])
+    (finding,) = [f for f in doctor._inputs(tiny, Layout("tiny")) if f.check == "base policy"]
+    assert finding.status == "failed" and "model.safetensors is damaged or incomplete" in finding.found
+    shard.unlink()
+    shard.symlink_to("/nowhere/cache/blob")
+    (tmp_path / "problems" / "train.parquet").write_bytes(b"other")
+    found = by_check(doctor._inputs(tiny, Layout("tiny")))
+    assert "model.safetensors cannot be opened" in found["base policy"].found
+    assert "train.parquet is not the file that the manifest describes" in found["problems"].found
 
 
 def test_host_memory_is_compared_with_the_plan_of_the_largest_cell():
@@ -72,14 +142,17 @@ def test_host_memory_is_compared_with_the_plan_of_the_largest_cell():
 
 
 def test_an_interpreter_without_the_packages_says_so():
-    answer = doctor._ask(sys.executable, ("torch", "no-such-package"))
+    answer = interpreters.ask(interpreters.Interpreter("x", (sys.executable,), ("torch", "no-such-package"), modules=("no_such",)))
     assert answer["packages"]["no-such-package"] is None and answer["packages"]["torch"]
+    assert list(answer["errors"]) == ["no_such"] and answer["glibc"].startswith("glibc")
 
 
 def test_the_smoke_test_keeps_device_precision_and_publication_and_has_a_scratch_folder_of_its_own(tmp_path):
     full = settings("full")
     tiny = tiny_settings(full, tmp_path)
     assert tiny.cluster == full.cluster.model_copy(update={"scratch": str(tmp_path)})
+    nodes = settings("full", cluster={"num_nodes": 2, "scratch": "/shared", "scratch_shared": True}, servers={"num_servers": 3})
+    assert tiny_settings(nodes, tmp_path).cluster == tiny.cluster
     assert tiny.rollout.dtype == "bfloat16" and tiny.servers.publication == "distributed"
     assert tiny.megatron.layer_spec == "transformer_engine" and tiny.megatron.optimizer_offload
     assert (tiny.trainer.steps, tiny.trainer.checkpoint_interval, tiny.model.hidden_size) == (2, 1, 64)

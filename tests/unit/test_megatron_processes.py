@@ -27,7 +27,7 @@ def test_each_rank_has_its_place_and_its_gpu() -> None:
         assert [spec.environment[name] for name in names] == [str(rank), "4", "0", "127.0.0.1", "5000"]
         assert [spec.environment[name] for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")] == ["lo", "lo"]
         assert spec.environment["OMP_NUM_THREADS"] == "16"  # the ranks', not the controller's
-        assert spec.command == (sys.executable, "-m", "pipeline.trainer.megatron.rank")
+        assert spec.command == (".venv-engines/bin/python", "-m", "pipeline.trainer.megatron.rank")
         assert spec.environment["PYTHONPATH"].split(":")[0] == str(REPOSITORY)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def test_the_paper_s_server_takes_the_four_gpus_after_the_training_ranks(model: 
     assert placed == Place(0, (4, 5, 6, 7))
     spec = server_spec(settings, 0, placed, model, 30000, routed_experts=True)
     assert (spec.name, spec.gpus) == ("server-0", (4, 5, 6, 7))
-    assert spec.command[:3] == (sys.executable, "-m", "sglang.launch_server")
+    assert spec.command[:3] == (".venv-engines/bin/python", "-m", "sglang.launch_server")
     expected = {
         "--device": "cuda",
         "--dtype": "bfloat16",

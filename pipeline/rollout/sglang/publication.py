@@ -18,7 +18,6 @@ import base64
 import hashlib
 import io
 import os
-import sys
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +102,7 @@ class Publisher:
         servers, cluster = sections(settings)
         self.tensor_parallel, self.timeout_s = servers.tensor_parallel, servers.startup_timeout_s
         self.backend = "nccl" if cluster.device == "cuda" else "gloo"
-        self.python = cluster.server_python or sys.executable
+        self.python = cluster.server_command
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
         self.logs, self.host, self.environment = logs, host, own_interface(cluster)
         self._whole: Sent | None = None  # what the first version held: all versions hold as much
@@ -240,7 +239,7 @@ class Publisher:
             "--timeout-s": self.timeout_s,
         }
         words = [str(word) for option in options.items() for word in option]
-        return ProcessSpec("sender", (self.python, "-P", sender.__file__, *words), self.environment, self.gpus)
+        return ProcessSpec("sender", (*self.python, "-P", sender.__file__, *words), self.environment, self.gpus)
 
     async def _all(
         self, targets: Sequence[Target], path: str, body: Mapping[str, Any], sending: Process | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -93,11 +92,14 @@ def server_spec(
 ) -> ProcessSpec:
     """The process of server `number`: unmodified SGLang, on a CPU with the stand-ins of cpu/launch.py."""
     _, cluster = sections(settings)
-    python = cluster.server_python or sys.executable
     launcher = ("-P", str(_CPU_LAUNCHER)) if cluster.device == "cpu" else ("-m", "sglang.launch_server")
     return ProcessSpec(
         name=f"server-{number}",
-        command=(python, *launcher, *arguments(settings, model, host.address, port, key_file, routed_experts, text)),
+        command=(
+            *cluster.server_command,
+            *launcher,
+            *arguments(settings, model, host.address, port, key_file, routed_experts, text),
+        ),
         environment=environment(settings, model),
         gpus=place.gpus,
         host=host,

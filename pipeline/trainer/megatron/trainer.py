@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -47,7 +46,7 @@ def rank_specs(settings: CellSettings, hosts: Sequence[Host], meet: Rendezvous) 
     return [
         ProcessSpec(
             name=f"rank-{rank}",
-            command=(cluster.trainer_python or sys.executable, "-m", "pipeline.trainer.megatron.rank"),
+            command=(*cluster.trainer_command, "-m", "pipeline.trainer.megatron.rank"),
             environment={
                 "RANK": str(rank),
                 "WORLD_SIZE": str(megatron.num_ranks),
