@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ from rich.console import Console
 
 from pipeline.artifacts import Cell, Layout, read_json, write_json
 from pipeline.config import load_settings
-from pipeline.planning.estimate import plan_run
+from pipeline.planning.estimate import plan_cell, plan_run
+from pipeline.planning.host_memory import job_memory_mb
 from pipeline.planning.interval import Interval
 from pipeline.planning.plan import PlanOptions, plan_stage
 from pipeline.planning.show import lags_text
 from pipeline.planning.workload import passes_of, workload_of
 from pipeline.rollout.schedule import Schedule
+from pipeline.sections import SettingsError
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -69,6 +72,37 @@ def test_a_signal_that_comes_too_late_is_refused_and_a_doubtful_one_is_named(tmp
     text = io.StringIO()
     plan_stage(settings, Layout("full"), PlanOptions(signal_lead_s=600.0), Console(file=text, width=220))
     assert "a signal lead of 600 s may be too short" in text.getvalue()
+
+
+def test_a_job_asks_for_the_memory_of_its_cell():
+    """The least where that is enough, the plan's high end above it, at most what a node has."""
+    settings = load_settings(REPOSITORY / "config.yaml", {"preset": "full"})
+    small, large = Cell("sat-gspo", "1", 0), Cell("sat-gspo-r3", "8-15", 0)
+    high = plan_cell(settings, large).host_bytes.high / 2**20
+    assert settings.job.memory_mb < high < settings.job.max_memory_mb
+    assert (job_memory_mb(settings, small), job_memory_mb(settings, large)) == (settings.job.memory_mb, math.ceil(high))
+
+    def with_job(**job: object) -> int:
+        return job_memory_mb(load_settings(REPOSITORY / "config.yaml", {"preset": "full", "job": job}), large)
+
+    assert with_job(max_memory_mb=1_000_000) == 1_000_000 and with_job(max_memory_mb=None) == settings.job.memory_mb
+    assert job_memory_mb(load_settings(REPOSITORY / "config.yaml", {"preset": "rehearsal"}), small) == 16000
+
+
+def test_too_little_memory_is_refused_and_a_doubtful_one_is_named(tmp_path, monkeypatch):
+    def planned(**job: int) -> str:
+        settings, text = load_settings(REPOSITORY / "config.yaml", {"preset": "full", "job": job}), io.StringIO()
+        plan_stage(settings, Layout("full"), PlanOptions(), Console(file=text, width=220))
+        return text.getvalue()
+
+    monkeypatch.chdir(tmp_path)
+    assert "may be too little" not in planned()
+    text = planned(max_memory_mb=1_000_000)
+    assert text.count("may be too little: sat-g") == 2 and "sat-gspo-r3/lag8-15/seed0" in text and "asks for 1,000,000" in text
+    with pytest.raises(ValueError, match=r"(?s)raise job.memory_mb.*sat-gspo-r3/lag8-15/seed0: .* the job asks for 700,000"):
+        planned(memory_mb=700_000, max_memory_mb=700_000)
+    with pytest.raises(SettingsError, match="max_memory_mb 800000 is less than memory_mb 900000"):
+        planned(max_memory_mb=800_000)
 
 
 def test_presets_on_cpus_are_planned_without_gpu_tables(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
-"""The published base policy from a local folder in the hub's layout: linked when whole, refused by name when not."""
+"""The published base policy from a local folder in the hub's layout: brought in when whole, refused by name when not."""
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -37,7 +40,7 @@ def model(tmp_path: Path) -> ModelSettings:
     return settings.model_copy(update={"path": str(folder)})
 
 
-def test_shards_are_linked_and_their_hashes_recorded(model, tmp_path):
+def test_shards_are_brought_in_and_their_hashes_recorded(model, tmp_path):
     out = tmp_path / "out"
     fetch.fetch_policy(model, out)
     manifest = read_json(out / "manifest.json")
@@ -55,6 +58,48 @@ def test_shards_are_linked_and_their_hashes_recorded(model, tmp_path):
     shard.write_bytes(bytes(content))
     fetch.fetch_policy(model, out)
     assert policy_digest(out) != digest
+
+
+@pytest.mark.parametrize("same_file_system", [True, False])
+def test_the_folder_holds_files_of_its_own_and_can_be_moved(model, tmp_path, monkeypatch, same_file_system):
+    if not same_file_system:
+        monkeypatch.setattr(fetch.os, "link", _refuse)
+    fetch.fetch_policy(model, tmp_path / "out")
+    digest = policy_digest(tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    shard = Path(str(model.path)) / "model-00001-of-00002.safetensors"
+    assert (shard.stat().st_nlink == 2) == same_file_system
+    fetch.fetch_policy(model, tmp_path / "out")  # again over what is there, and nothing else is left
+    shutil.rmtree(str(model.path))
+    moved = shutil.copytree(tmp_path / "out", tmp_path / "elsewhere")
+    assert policy_digest(moved) == digest and {path.name for path in moved.iterdir()} == {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    fetch.check_tensors(moved, sorted(moved.glob("*.safetensors")), model)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_branch_stays_at_the_commit_it_had_first(model, tmp_path, monkeypatch):
+    """The hub's branch moves between two runs of the rule; Snakemake has removed the outputs, the manifest among them."""
+    asked, commits = [], {"main": "a" * 40}
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(str(model.path), tmp_path / "hub" / commit)
+
+    def download(name: str, *, revision: str, **_: object) -> str:
+        asked.append(revision)
+        return str(tmp_path / "hub" / commits.get(revision, revision))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(fetch, "_published_hashes", lambda *_: {})
+    published, out = model.model_copy(update={"path": "owner/name", "revision": "main"}), tmp_path / "out"
+    fetch.fetch_policy(published, out)
+    (out / "manifest.json").unlink()
+    commits["main"] = "b" * 40
+    fetch.fetch_policy(published, out)
+    assert asked == ["main", "a" * 40] and read_json(out / "manifest.json")["revision"] == "a" * 40
+    fetch.fetch_policy(published.model_copy(update={"revision": "b" * 40}), out)  # a commit is taken at its word
+    assert read_json(out / "manifest.json")["revision"] == "b" * 40
+    assert read_json(out / "revisions.json") == {"owner/name@main": "a" * 40}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +148,10 @@ def test_an_incomplete_folder_has_no_digest(tmp_path):
     settings = load_settings(overrides={"preset": "tiny"}).model
     write_policy(tmp_path, Policy(settings, torch.Generator().manual_seed(0)), build_tokenizer(settings.vocab_size))
     assert len(policy_digest(tmp_path)) == 64 and read_policy(tmp_path)[1].hidden_size == settings.hidden_size
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.EXDEV, "another file system")
 
 
 def _truncate(path: Path) -> None:

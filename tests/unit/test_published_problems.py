@@ -178,6 +178,22 @@ def test_the_hubs_commit_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (files.provenance()["revision"], files.provenance()["pinned"]) == ("a" * 40, pinned)
 
 
+def test_a_data_set_s_branch_stays_at_the_commit_it_had_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    write_dapo(tmp_path / ("a" * 40) / "data/x.parquet", make_problems(3, seed=1), repeats=1)
+
+    def download(*_: object, revision: str, **__: object) -> str:
+        asked.append(revision)
+        return str(tmp_path / ("a" * 40))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    source, record = SourceSettings(path="owner/name", revision="main"), tmp_path / "problems" / "revisions.json"
+    first, again = (read_source("dapo", source, "dapo", record).files for _ in range(2))
+    assert asked == ["main", "a" * 40] and first == again and not first.pinned
+    read_source("dapo", source, "dapo")
+    assert asked[2] == "main"  # nothing is kept where nobody asks for it
+
+
 def test_templates_come_off_and_go_on_once() -> None:
     wrapped = [INSTRUCTIONS["answer_line"], INSTRUCTIONS["boxed"], "user: {problem}", "  {problem}\r\n"]
     bare = "Find $x$.\n\nThe last line is a {set}."
