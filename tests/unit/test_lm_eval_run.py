@@ -44,6 +44,7 @@ def run_of(tmp_path: Path, longest_prompt: int = 300) -> LmEvalRun:
 
 def test_command_names_the_endpoint_and_version_and_sends_no_seed(tmp_path):
     run = run_of(tmp_path)
+    assert lm_eval_command(run, ("exec", "image", "python"))[:4] == ["exec", "image", "python", "-m"]
     command = lm_eval_command(run, ["python"])
     assert command[:6] == ["python", "-m", "lm_eval", "run", "--model", "sglang-generate"]
     arguments = dict(item.split("=", 1) for item in command[command.index("--model_args") + 1].split(","))

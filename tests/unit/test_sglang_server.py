@@ -70,6 +70,16 @@ def test_the_rehearsal_s_server_sees_no_gpu_and_runs_the_stand_ins(model: Path) 
     assert "--mem-fraction-static" not in spec.command and options(spec.command)["--dtype"] == "float32"
 
 
+def test_an_interpreter_in_an_image_is_the_words_that_start_it(model: Path) -> None:
+    words = ("apptainer", "exec", "--nv", "cluster-gpu.sif", "python")
+    settings = cell("full", cluster={"server_python": list(words), "trainer_python": "/opt/my env/python"})
+    command = server_spec(settings, 0, Place(), model, 1).command
+    assert command[:7] == (*words, "-m", "sglang.launch_server")
+    publisher = Publisher(settings, model)
+    assert publisher.sender_spec(model, "g", 1, 2).command[:6] == (*words, "-P")
+    assert settings.cluster is not None and settings.cluster.trainer_command == ("/opt/my env/python",)  # a path is one word
+
+
 def test_a_server_on_another_node_listens_on_its_address_and_asks_for_a_key(model: Path) -> None:
     host = Host("two", "10.0.0.2")
     spec = server_spec(cell("full"), 1, Place(1, (0,)), model, 1, host=host, key_file=model / "key.yaml")
