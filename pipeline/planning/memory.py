@@ -12,6 +12,7 @@ from pipeline.planning.timing import cache_tokens
 _CONTEXT_BYTES = 3 * GB  # CUDA context, NCCL buffers, fragmentation: what a process holds before the first tensor
 _EXPERT_IMBALANCE = 2.0  # tokens of the fullest rank over the mean, without an auxiliary loss
 _ADAM_VALUES = 3  # float32 master weights and two moments
+_ROUTE_BYTES, _INDEX_BYTES = 2, 8  # of an expert id as it waits, and as an index
 PINNED_ROUNDING = 4 / 3  # CUDA pins powers of two of bytes: exact for an expert's matrices of 3 x 2^n, a mean for others
 
 
@@ -75,6 +76,7 @@ def trainer_memory(size: ModelSize, ranks: Ranks, micro_batch_tokens: int, num_p
             f"{weights / GB:.1f} GB in host memory, lent the weights' place for its pass" if num_policies > 1 else "none",
         ),
         MemoryPart("activations", activation_bytes(size, ranks, micro_batch_tokens), _activation_note(ranks)),
+        MemoryPart("replayed routes", route_bytes(size, ranks, micro_batch_tokens), "with R3: expert ids of what is in flight"),
         MemoryPart("logits", logits, f"{chunk:,} tokens at a time, float32, with softmax and gradient"),
         MemoryPart("context", _CONTEXT_BYTES, "assumed: CUDA, NCCL, fragmentation"),
     ]
@@ -99,6 +101,15 @@ def layer_activation_bytes(size: ModelSize, ranks: Ranks, tokens: int) -> float:
     per_copy = (2 * size.hidden_size + 3 * size.expert_intermediate_size) * ranks.weight_bytes
     experts = tokens * size.num_experts_per_token * per_copy / ranks.tensor_parallel * _EXPERT_IMBALANCE
     return attention + experts
+
+
+def route_bytes(size: ModelSize, ranks: Ranks, tokens: int) -> float:
+    """Expert ids that R3 keeps on one rank: of its layers for every micro-batch in flight, which is one without recomputation
+    (megatron/replay.py), and what the routers' backward passes keep of them.
+    """
+    layers, in_flight = size.moe_layers / ranks.pipeline_parallel, ranks.pipeline_parallel if ranks.recompute else 1
+    ids = tokens * size.num_experts_per_token / ranks.tensor_parallel
+    return ids * (_ROUTE_BYTES * layers * in_flight + _INDEX_BYTES * (1 if ranks.recompute else layers))
 
 
 def _activation_note(ranks: Ranks) -> str:

@@ -16,6 +16,7 @@ from pipeline.planning.memory import (
     offloaded_bytes,
     optimizer_bytes,
     parameters_per_rank,
+    route_bytes,
     server_fits,
     total_bytes,
     trainer_memory,
@@ -90,6 +91,16 @@ def test_whole_logits_take_what_was_published_for_32k_tokens():
     whole = trainer_memory(QWEN3_30B_A3B, dataclasses.replace(PAPER, logprob_chunk_tokens=None), 32768, 1)
     logits = next(part.bytes for part in whole if part.name == "logits")
     assert logits / 3 == pytest.approx(19.9e9 / 4, rel=2e-3)
+
+
+def test_replayed_routes_are_those_in_flight():
+    """32,768 tokens over four ranks, 8 of 48 layers' experts each: int16 while they wait, int64 in the layer that uses them."""
+    ids = 32768 / 4 * 8
+    assert route_bytes(QWEN3_30B_A3B, PAPER, 32768) == ids * (48 * 2 + 8) == pytest.approx(6.8e6, rel=0.01)
+    stages = dataclasses.replace(PAPER, pipeline_parallel=4)  # a quarter of the layers, four micro-batches
+    assert route_bytes(QWEN3_30B_A3B, stages, 32768) == route_bytes(QWEN3_30B_A3B, PAPER, 32768)
+    kept = dataclasses.replace(PAPER, recompute=False)
+    assert route_bytes(QWEN3_30B_A3B, kept, 32768) == ids * 48 * (2 + 8)
 
 
 def test_the_distributed_optimizer_spreads_states_over_data_parallel_ranks():

@@ -3,7 +3,8 @@
 Rows are those of this rank's part of the tokens (sequence parallelism) and of its own layers with experts (pipeline stages);
 dense layers have none. A sequence's last token was never forwarded by the rollout engine: its row is -1 and the router chooses for
 itself, once, also where a layer is computed again in the backward pass. Padding gets distinct experts in turn: a token that names
-an expert twice would break the exchange of tokens, and an even spread keeps it cheap.
+an expert twice would break the exchange of tokens, and an even spread keeps it cheap. What waits on the device is int16, and only as
+long as a pass needs it: the rows of one micro-batch, and where layers are computed again those of the micro-batches in flight.
 """
 
 # pyright: reportMissingImports=false
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.moe.router_replay import RouterReplay
 from torch import Tensor
 
 from pipeline.sections import ModelSettings
@@ -30,6 +31,12 @@ class LayerReplay(RouterReplay):
         super().__init__()
         self.recompute = recompute
 
+    def set_target_indices(self, topk_indices: Tensor) -> None:
+        """Replay these experts in the next forward pass, and once more, in the order of the calls, where it is recomputed."""
+        self.target_topk_idx = topk_indices
+        if self.recompute and torch.is_grad_enabled():  # no other pass takes from the queue
+            self.replay_backward_list.append(topk_indices)
+
     def get_replay_topk(
         self,
         scores: Tensor,
@@ -39,15 +46,17 @@ class LayerReplay(RouterReplay):
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert default_compute_topk is not None
-        if self.target_topk_idx is not None:
-            # a checkpointed layer runs forward without gradients and again with them
-            again = self.recompute and torch.is_grad_enabled()
-            self.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD if again else RouterReplayAction.REPLAY_FORWARD)
-            if not again:
-                own = (self.target_topk_idx[:, 0] < 0).nonzero().squeeze(1)
-                # in place: the queue of the backward pass holds the same tensor
-                self.target_topk_idx[own] = default_compute_topk(scores[own], topk, num_groups, group_topk)[1]
-        return super().get_replay_topk(scores, topk, num_groups, group_topk, default_compute_topk)
+        if self.target_topk_idx is None:
+            return super().get_replay_topk(scores, topk, num_groups, group_topk, default_compute_topk)
+        if self.recompute and torch.is_grad_enabled():  # a checkpointed layer runs forward without gradients and again with them
+            experts = self.replay_backward_list.pop(0)
+        else:
+            experts = self.target_topk_idx
+            own = (experts[:, 0] < 0).nonzero().squeeze(1)
+            # in place: the queue of the backward pass holds the same tensor
+            experts[own] = default_compute_topk(scores[own], topk, num_groups, group_topk)[1].to(experts.dtype)
+        wide = experts.long()  # what gather and the router's own scatter take
+        return scores.gather(1, wide), wide
 
 
 class Replay:
@@ -62,9 +71,9 @@ class Replay:
             router.router_replay = layer
 
     def feed(self, row: TokenRow) -> None:
-        rows = replay_rows(row, self.model, self.layout).to(row.token_ids.device)
-        for layer, experts in zip(self.layers, rows.unbind(1), strict=True):
-            layer.set_target_indices(experts.clone())
+        rows = replay_rows(row, self.model, self.layout).movedim(1, 0).contiguous().to(row.token_ids.device)
+        for layer, experts in zip(self.layers, rows.unbind(0), strict=True):
+            layer.set_target_indices(experts)
 
     def clear(self) -> None:
         for layer in self.layers:
@@ -73,13 +82,13 @@ class Replay:
 
 
 def replay_rows(row: TokenRow, model: ModelSettings, layout: Layout) -> Tensor:
-    """Expert ids, int64 [tokens of this rank, its layers with experts, k]; -1 where the router chooses."""
+    """Expert ids, int16 [tokens of this rank, its layers with experts, k]; -1 where the router chooses."""
     with_experts = [layer for layer in range(model.num_layers) if layer not in model.dense_layers]
     columns = [position for position, layer in enumerate(with_experts) if layer in layout.layers(model.num_layers)]
     k, count = model.num_experts_per_token, row.total // layout.tensor_size
     first = layout.tensor_rank * count
     padding = (np.arange(count)[:, None] * k + np.arange(k)) % model.num_experts
-    rows = np.repeat(padding[:, None].astype(np.int64), len(columns), axis=1)
+    rows = np.repeat(padding[:, None].astype(np.int16), len(columns), axis=1)
     start = 0
     for response in () if row.micro is None else row.micro.responses:
         recorded = _recorded(response.routed_experts, len(with_experts), k)
