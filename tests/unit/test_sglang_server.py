@@ -12,6 +12,7 @@ from pipeline.artifacts import Cell, write_json
 from pipeline.config import CellSettings, load_settings
 from pipeline.launch.hosts import Host, free_port
 from pipeline.launch.placement import Place, place
+from pipeline.launch.processes import environment
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
 from pipeline.rollout.sglang.publication import Publisher
@@ -94,6 +95,18 @@ def test_the_collectives_of_one_node_stay_on_its_loopback_interface(model: Path,
     sender = Publisher(settings, model).sender_spec(model, "version-1", 2, 5)
     for spec in (server, sender):
         assert [spec.environment.get(f"{name}_SOCKET_IFNAME") for name in ("NCCL", "GLOO")] == [interface] * 2
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_servers_and_sender_have_the_same_nccl(model: Path, num_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang turns both off in its own processes where they are unset; the sender's group with them would not come about."""
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "1")  # of the user's shell: it reaches neither end
+    settings = cell("full", cluster={"num_nodes": num_nodes}, servers={"publication": "distributed"})
+    specs = (server_spec(settings, 0, Place(), model, 1), Publisher(settings, model).sender_spec(model, "version-1", 2, 5))
+    server, sender = (
+        {name: value for name, value in environment(spec).items() if name.startswith(("NCCL_", "GLOO_"))} for spec in specs
+    )
+    assert server == sender and (server["NCCL_CUMEM_ENABLE"], server["NCCL_NVLS_ENABLE"]) == ("0", "0")
 
 
 def test_dense_layers_which_sglang_would_not_load_are_refused() -> None:

@@ -37,7 +37,7 @@ from pipeline.launch.hosts import LOOPBACK, free_port
 from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
-from pipeline.rollout.sglang.server import own_interface, sections
+from pipeline.rollout.sglang.server import collectives, sections
 
 Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank
@@ -104,7 +104,7 @@ class Publisher:
         self.backend = "nccl" if cluster.device == "cuda" else "gloo"
         self.python = cluster.server_command
         self.gpus = (0,) if cluster.device == "cuda" else ()  # of the training ranks, beside whose memory a bucket has room
-        self.logs, self.host, self.environment = logs, host, own_interface(cluster)
+        self.logs, self.host, self.environment = logs, host, collectives(cluster)
         self._whole: Sent | None = None  # what the first version held: all versions hold as much
         self._verified: Verified | None = None  # the last one
 

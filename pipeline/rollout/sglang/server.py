@@ -62,7 +62,7 @@ def arguments(
 
 def environment(settings: CellSettings, model: Path) -> dict[str, str]:
     servers, cluster = sections(settings)
-    chosen = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"} | own_interface(cluster)
+    chosen = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"} | collectives(cluster)
     if settings.rollout.context_length > read_json(model / "config.json")["max_position_embeddings"]:
         chosen["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if cluster.device == "cpu":
@@ -72,11 +72,15 @@ def environment(settings: CellSettings, model: Path) -> dict[str, str]:
     return chosen
 
 
-def own_interface(cluster: ClusterSettings) -> dict[str, str]:
-    """What keeps the collectives of a cell of one node off every network interface but the loopback one."""
+def collectives(cluster: ClusterSettings) -> dict[str, str]:
+    """What both ends of a broadcast need alike: the servers and the sender.
+
+    On GPUs what SGLang would set in its own processes alone. On one node, what keeps off every network interface but the loopback.
+    """
+    nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"} if cluster.device == "cuda" else {}
     if cluster.num_nodes > 1:
-        return {}
-    return dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), interface_of(LOOPBACK))
+        return nccl
+    return nccl | dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), interface_of(LOOPBACK))
 
 
 def server_spec(
