@@ -1,6 +1,6 @@
 """Where mismatch comes from when the weights are equal: rollout batches of the base policy, scored by the trainer.
 
-Rollout batches are generated in float32 (on a CPU) and in bfloat16, and the trainer scores each with its own routing and with the
+Rollout batches are generated in bfloat16, on a CPU in float32 too, and the trainer scores each with its own routing and with the
 routes that the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away
 is routing.
 The share of lag is in the cells' own steps. With a learning rate that changes nothing, a training step is only its diagnostics.
@@ -34,9 +34,7 @@ def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out:
     """Write {rows: [{name, dtype, replay, lag, mismatch, se, n_tokens, seeds}]}: mismatch in nats and its standard error."""
     configure_cpu(settings.trainer.threads)
     rows = []
-    batches = {
-        dtype: _rollouts(settings, dtype, problems, base_policy, out.parent / "mismatch") for dtype in ("float32", "bfloat16")
-    }
+    batches = {dtype: _rollouts(settings, dtype, problems, base_policy, out.parent / "mismatch") for dtype in levels(settings)}
     for replay in METHODS:
         cell = _cell(settings, METHODS[replay], settings.rollout.dtype)
         trainer = policy_trainer(cell, base_policy, out.parent / "mismatch" / METHODS[replay])
@@ -48,6 +46,12 @@ def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out:
         finally:
             trainer.close()
     write_json(out, {"rows": rows})
+
+
+def levels(settings: Settings) -> tuple[str, ...]:
+    """The dtypes to generate in: float32 only on a CPU, because SGLang's attention on GPUs may know none."""
+    on_gpus = settings.rollout.engine == "sglang" and settings.cluster.device == "cuda"
+    return ("bfloat16",) if on_gpus else ("float32", "bfloat16")
 
 
 def _cell(settings: Settings, method: str, dtype: str) -> CellSettings:
