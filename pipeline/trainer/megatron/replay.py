@@ -3,8 +3,8 @@
 Rows are those of this rank's part of the tokens (sequence parallelism) and of its own layers with experts (pipeline stages);
 dense layers have none. A sequence's last token was never forwarded by the rollout engine: its row is -1 and the router chooses for
 itself, once, also where a layer is computed again in the backward pass. Padding gets distinct experts in turn: a token that names
-an expert twice would break the exchange of tokens, and an even spread keeps it cheap. What waits on the device is int16, and only as
-long as a pass needs it: the rows of one micro-batch, and where layers are computed again those of the micro-batches in flight.
+an expert twice would break the exchange of tokens, and an even spread keeps it cheap. What waits on the device is int16: the rows
+of one micro-batch, and where layers are computed again those of the micro-batches in flight.
 """
 
 # pyright: reportMissingImports=false
