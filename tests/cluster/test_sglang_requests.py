@@ -14,7 +14,7 @@ from pipeline.artifacts import Cell
 from pipeline.config import load_settings
 from pipeline.records import Request, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
-from pipeline.rollout.sglang.client import generate_body
+from pipeline.rollout.sglang.client import LOAD, generate_body
 from pipeline.rollout.sglang.cpu.launch import UNUSED, StandInFinder
 from pipeline.rollout.sglang.server import LOOPBACK, arguments
 from tests.unit.test_sglang_publication import Held, publish
@@ -67,6 +67,12 @@ def test_sglang_takes_every_field_of_a_generation() -> None:
     sampling.verify(64)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.95, 1.0, TOP_K_ALL, 0.0)
     assert (sampling.max_new_tokens, sampling.stop_token_ids, sampling.n) == (40, {1}, 1)
+
+
+def test_sglang_s_schedulers_tell_the_load_that_is_asked_for() -> None:
+    from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+    assert set(LOAD) <= LoadSnapshot().to_dict({"core"}).keys()
 
 
 @pytest.mark.parametrize("route", ["disk", "tensor", "distributed"])

@@ -31,9 +31,11 @@ TROUBLE = {
     48: "always_abort",
     49: "two_versions",
     50: "lost_logprob",
+    51: "always_long",
 }
 DIE_LOADING = {"13": "die_once", "14": "always"}  # versions
 REFUSE_LOADING = {"15": "refuse_once", "16": "always", "17": "fail_once"}  # by a status, or by the answer's content
+LONG_S = 2  # an answer that takes so long, while its tokens grow in number
 LIMIT = 6  # a response longer than this ends by length
 
 
@@ -74,12 +76,17 @@ class Handler(BaseHTTPRequestHandler):
     folder: Path
     sizes: tuple[int, ...]
     version = "none"
+    long_since = 0.0  # when a long answer began; the load moves from then on
     lock = threading.Lock()
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
     def do_GET(self) -> None:
+        if self.path.startswith("/v1/loads"):
+            tokens = int(1000 * (time.monotonic() - Handler.long_since)) if Handler.long_since else 7
+            load = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": tokens, "total_prefill_uncached_tokens": 5}
+            return self.reply(200, {"loads": [load]})
         self.reply(200, {"weight_version": Handler.version})
 
     def do_POST(self) -> None:
@@ -106,6 +113,10 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), 9)
         if trouble in ("hang", "slow"):
             time.sleep(3600 if trouble == "hang" else 1)
+        if trouble == "always_long":
+            Handler.long_since = time.monotonic()
+            time.sleep(LONG_S)
+            Handler.long_since = 0.0
         if trouble == "unavailable":
             return self.reply(503, {"error": "not ready"})
         if trouble == "always_refused":

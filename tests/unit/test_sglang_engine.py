@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.launch.errors import EngineDied
 from pipeline.launch.processes import ProcessSpec
 from pipeline.records import Request, Response, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
+from pipeline.rollout.sglang import fleet
 from pipeline.rollout.sglang.engine import SGLangEngine
 from tests.unit import fake_sglang
 from tests.unit.fake_sglang import TROUBLE
@@ -141,6 +143,29 @@ def test_only_the_response_that_failed_is_generated_again(start: Start, tmp_path
     assert asked.pop(prompts[-1]) == 2 and set(asked.values()) == {1}
     loads = [entry["pid"] for entry in log(tmp_path, "/update_weights_from_disk")]
     assert len(loads) == (3 if trouble in ("die", "hang") else 2)  # version 8 once more, into the server that was started again
+
+
+def test_a_silent_server_whose_tokens_grow_in_number_is_waited_for(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer takes twice the stall timeout."""
+    monkeypatch.setattr(fleet, "_WATCH_S", 0.05)
+    engine = start(stall_timeout_s=fake_sglang.LONG_S / 2)
+    engine.load(version(0))
+    (response,) = engine.generate([request(TOKEN["always_long"], 3)], SAMPLING).result(60).responses
+    assert_is_answer(response, (TOKEN["always_long"], 3), 0)
+    assert len(log(tmp_path)) == len(log(tmp_path, "/update_weights_from_disk")) == 1
+
+
+def test_a_server_whose_load_stands_still_is_started_again_within_the_stall_timeout(start: Start, tmp_path: Path) -> None:
+    """It still answers its health check, and what it tells of its load."""
+    engine = start(stall_timeout_s=1)
+    engine.load(version(0))
+    engine.generate([request(2)], SAMPLING).result(60)
+    began = time.monotonic()
+    assert_is_answer(engine.generate([request(TOKEN["hang"])], SAMPLING).result(60).responses[0], (TOKEN["hang"],), 0)
+    assert 1.0 < time.monotonic() - began < 8.0  # the timeout and a start
+    assert len({entry["pid"] for entry in log(tmp_path)}) == 2
 
 
 def test_a_server_that_dies_mid_batch_loses_its_own_responses_alone(start: Start, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 20.0
 _KEEP_IDLE_S = 2.0  # less than the 5 s after which the server closes an idle connection, perhaps just as it is used again
 _CONTROL_CONNECTIONS = 4  # for probes and publications, beside those that generate
+# what a server's scheduler reports after every batch that it runs: requests and tokens of the moment, and a count that only grows
+LOAD = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "total_prefill_uncached_tokens")
 _BODIES_AT_ONCE = 4  # of one server, read and decoded at a time: with routed experts one body can exceed 60 MB
 
 
@@ -116,6 +118,14 @@ class ServerClient:
 
     async def weight_version(self) -> str:
         return (await self._ask("GET", "/model_info", _PROBE_TIMEOUT_S))["weight_version"]
+
+    async def load(self) -> tuple[int, ...] | None:
+        """LOAD's values, of which one at least changes while the server generates; None where it does not tell them."""
+        try:
+            answer = await self._ask("GET", "/v1/loads?include=core", _PROBE_TIMEOUT_S)
+        except EngineDied:
+            return None
+        return tuple(scheduler[name] for scheduler in answer["loads"] for name in LOAD)
 
     async def _ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         try:

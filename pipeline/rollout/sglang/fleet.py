@@ -1,9 +1,10 @@
 """The servers of a cell as one: requests go to the least busy of them, and one that dies or hangs is started again.
 
-A server is lost when its process ends, when it fails a request and then its health check, or when it answers nothing for
-`servers.stall_timeout_s` with requests outstanding. Whoever was waiting for it gets ServerLost and may ask again; the fleet
-ends the process, starts another, has the published version loaded into it, and only then sends it requests. More than
-MAX_RESTARTS for one version is EngineDied.
+A server is lost when its process ends, when it fails a request and then its health check, or when with requests outstanding it
+makes no progress for `servers.stall_timeout_s`: it answers nothing, and what it tells of its load stands still. (Responses that all
+run into a long cap can take longer than that to come, but tokens are added to the cache meanwhile.) Whoever was waiting for it gets
+ServerLost and may ask again; the fleet ends the process, starts another, has the published version loaded into it, and only then
+sends it requests. More than MAX_RESTARTS for one version is EngineDied.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pipeline.sections import ServerSettings
 MAX_RESTARTS = 3
 _START_ATTEMPTS = 3  # another process may take the port between its choice and the server's start
 _WATCH_S = 0.5
+_LOAD_S, _LOADS_PER_STALL = 30.0, 4  # a silent server is asked for its load so often, and at least so often in the stall timeout
 _OTHER_FILES = 256  # what else this process may hold open
 T = TypeVar("T")
 
@@ -43,13 +45,26 @@ class Server:
         self.ready = False  # it may be sent requests
         self.suspect = False  # it failed one, and has to pass its health check before the next
         self.outstanding = 0
-        self.last_answer = 0.0
+        self.progressed = 0.0  # when it last did: answered a request, or told a load that differs from the one before
+        self.load: tuple[int, ...] | None = None  # when last asked, which was at `asked`
+        self.asked = 0.0
         self.restarting = asyncio.Lock()  # held by whoever decides on a restart and carries it out
 
     def began(self) -> None:
         if self.outstanding == 0:
-            self.last_answer = time.monotonic()
+            self.progress()
         self.outstanding += 1
+
+    def progress(self) -> None:
+        self.progressed = self.asked = time.monotonic()
+
+    async def ask_load(self) -> None:
+        """Progress is dated back to the question before, so that a server that stops right after it is not given more time."""
+        assert self.target is not None
+        before, asked, self.asked = self.load, self.asked, time.monotonic()
+        self.load = await self.target.client.load()
+        if None not in (before, self.load) and before != self.load:
+            self.progressed = max(self.progressed, asked)
 
 
 class Fleet:
@@ -81,7 +96,8 @@ class Fleet:
             server.suspect = True
             raise
         finally:
-            server.last_answer = time.monotonic() if not server.suspect else server.last_answer
+            if not server.suspect:
+                server.progress()
             server.outstanding -= 1
             async with self._changed:
                 self._changed.notify()
@@ -134,11 +150,13 @@ class Fleet:
     async def _look_after(self, server: Server) -> None:
         if not self._watching or not server.ready or server.target is None:  # watching may have ended while this waited
             return
-        silent_s = time.monotonic() - server.last_answer
+        limit = self.settings.stall_timeout_s
+        if server.outstanding and time.monotonic() - server.asked > min(_LOAD_S, limit / _LOADS_PER_STALL):
+            await server.ask_load()
         if server.target.process.exit_code is not None:
             await self._restart(server, server.target.process.death())
-        elif server.outstanding and silent_s > self.settings.stall_timeout_s:
-            await self._restart(server, f"it answered nothing for servers.stall_timeout_s {self.settings.stall_timeout_s:g}")
+        elif server.outstanding and time.monotonic() - server.progressed > limit:
+            await self._restart(server, f"it answered nothing for servers.stall_timeout_s {limit:g}, and its load stood still")
         elif server.suspect and not await server.target.client.healthy():
             await self._restart(server, "it failed a request and then its health check")
         elif server.suspect:
@@ -173,7 +191,8 @@ class Fleet:
         self._watching = True
 
     async def _admit(self, server: Server) -> None:
-        server.ready, server.suspect, server.last_answer = True, False, time.monotonic()
+        server.ready, server.suspect, server.load = True, False, None
+        server.progress()
         async with self._changed:
             self._changed.notify_all()
 
