@@ -90,7 +90,7 @@ class CellRun:
                     self.collector.submit(batch + 1)
                 self._request_evaluation()
                 with self.stop.interruptible():
-                    self.collector.wait(batch)
+                    self.collector.wait(batch, self.trainer.check)
             with self._timed("grade"):
                 rollouts = self.collector.take(batch)
             self._train(rollouts)
@@ -165,6 +165,7 @@ class CellRun:
         if self.evaluation is None:
             return
         with self._timed("evaluate"):
+            self.evaluation.wait(self.trainer.check)
             rows = self.evaluation.rows()
         version = self.evaluation.version
         for number, step in enumerate(self.schedule.evaluation_steps(version)):

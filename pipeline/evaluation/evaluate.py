@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,7 +13,7 @@ from pipeline.evaluation.rows import sample_row
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.records import Problem, Request, SamplingKey
 from pipeline.rollout.collector import grade_response
-from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings
+from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings, awaited
 
 
 class Evaluation:
@@ -43,6 +43,10 @@ class Evaluation:
             for sample in range(self.num_samples):
                 requests.append(Request(prompt_ids, SamplingKey(settings.seed, purpose, version, index, sample)))  # type: ignore[arg-type]
         self._future: Future[Generation] = engine.generate(requests, sampling)
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Return once the responses are generated; `check` may end the wait by raising."""
+        awaited(self._future, check)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per response (see `sample_row`), in order of problem and sample."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from pipeline.grading.grade import grade
 from pipeline.objective.advantages import group_advantages
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.records import Outcome, Problem, Request, Response, RolloutBatch, Sample, SamplingKey
-from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings
+from pipeline.rollout.engine import Generation, RolloutEngine, SamplingSettings, awaited
 from pipeline.rollout.sampling import keyed_generator
 from pipeline.rollout.schedule import Schedule
 from pipeline.sections import RolloutSettings
@@ -65,9 +65,9 @@ class Collector:
         requests = [request for index in flight for request in self._requests(index)]
         self._flights[flight] = self.engine.generate(requests, self.sampling)
 
-    def wait(self, batch: int) -> None:
-        """Return once the engine has generated `batch`, which must have been submitted."""
-        self._flight_of(batch)[1].result()
+    def wait(self, batch: int, check: Callable[[], None]) -> None:
+        """Return once the engine has generated `batch`, which must have been submitted; `check` may end the wait by raising."""
+        awaited(self._flight_of(batch)[1], check)
 
     def _flight_of(self, batch: int) -> tuple[range, Future[Generation]]:
         return next((flight, future) for flight, future in self._flights.items() if batch in flight)

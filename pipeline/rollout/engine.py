@@ -7,13 +7,16 @@ no response spans two versions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.records import Request, Response
+
+_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,10 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """End the engine's processes; safe to call twice."""
         ...
+
+
+def awaited(future: Future[Generation], check: Callable[[], None]) -> Generation:
+    """The future's result. `check` is called every second while it is waited for, and ends the wait by raising."""
+    while future in futures.wait([future], _CHECK_S).not_done:
+        check()
+    return future.result()

@@ -154,5 +154,8 @@ class TorchTrainer:
                     self._optimizer.state[parameter] = {key: tensors[f"adam.{key}.{name}"] for key in _ADAM_STATE}
         self.version = version
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -33,6 +33,10 @@ class PolicyTrainer(Protocol):
         """Continue from a folder filled by `save`. Raises ValueError when it is damaged or of another model or layout."""
         ...
 
+    def check(self) -> None:
+        """Raise EngineDied where a process of the trainer has ended: for whoever waits for something else. Takes no time."""
+        ...
+
     def close(self) -> None:
         """End the trainer's processes, where it has any; safe to call twice."""
         ...

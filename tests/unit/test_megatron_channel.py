@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from pipeline.launch.errors import EngineDied
 from pipeline.launch.processes import ProcessSpec
+from pipeline.rollout import engine
+from pipeline.rollout.engine import Generation, awaited
 from pipeline.trainer.megatron import channel
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
 
@@ -128,6 +131,35 @@ def test_an_answer_that_comes_during_a_send_is_kept(pair: Pair) -> None:
     pair.ranks[0].send("done", 1)
     pair.controller.send("next")
     assert pair.controller.expect() == ("done", 1)
+
+
+def test_a_rank_that_dies_while_nothing_is_asked_of_it_ends_the_wait_for_rollouts(pair: Pair, monkeypatch) -> None:
+    """Its beats lie unread meanwhile, and ranks that wait for a command are not stuck however long that takes."""
+    monkeypatch.setattr(engine, "_CHECK_S", 0.05)
+    rollouts: Future[Generation] = Future()
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > 2 * STALL_S and pair.processes[1].exit_code is None:
+            pair.ranks[1]._connection.close()
+            pair.processes[1].exit_code = 137
+        pair.controller.check()
+
+    with pytest.raises(EngineDied, match="rank-1 ended with exit code 137"):
+        awaited(rollouts, check)
+    assert 2 * STALL_S < time.monotonic() - began < 2 * STALL_S + 2.0
+
+
+def test_rollouts_that_come_are_handed_on_and_their_failure_is_raised(pair: Pair) -> None:
+    done, failed = Future[Generation](), Future[Generation]()
+    done.set_result(Generation((), 1.0))
+    failed.set_exception(TimeoutError("the engine's own"))
+    assert awaited(done, pair.controller.check).seconds == 1.0
+    with pytest.raises(TimeoutError, match="the engine's own"):
+        awaited(failed, pair.controller.check)
+    pair.ranks[0].send("done", 3)
+    pair.controller.check()
+    assert pair.controller.expect() == ("done", 3)
 
 
 def test_a_slow_but_working_rank_is_waited_for(pair: Pair) -> None:

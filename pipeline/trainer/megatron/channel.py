@@ -125,15 +125,25 @@ class ControllerChannel:
                 self._check(limit)
         return self._answers.popleft()
 
+    def check(self) -> None:
+        """Raise EngineDied where a rank has ended. One that waits for a command makes no progress, and need not."""
+        while ready := self._ready(0.0):
+            for peer in ready:
+                self._take(peer)
+        self._check_ended()
+
     def _begin_watch(self) -> None:
         started = time.monotonic()
         for peer in self._peers:
             peer.heard = peer.grew = started
 
     def _check(self, limit: float) -> None:
+        self._check_ended()
+        self._check_stall(time.monotonic(), limit)
+
+    def _check_ended(self) -> None:
         if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
             self._raise_death()
-        self._check_stall(time.monotonic(), limit)
 
     def _ready(self, wait_s: float) -> list[_Peer]:
         open_peers = {peer.connection: peer for peer in self._peers if peer.ended is None}

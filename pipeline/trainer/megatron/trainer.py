@@ -2,7 +2,7 @@
 
 The controller holds no weights. A published version is a folder below a node-local scratch folder, in Hugging Face names; `save`
 and `restore` hand the ranks a folder that they can all reach. A rank that dies or stalls while something was asked of it raises
-EngineDied, which names it.
+EngineDied, which names it; one that dies while nothing was asked does so in `check`.
 """
 
 from __future__ import annotations
@@ -124,6 +124,10 @@ class MegatronTrainer:
 
     def restore(self, folder: Path) -> None:
         self.version = self._ask("restore", folder=str(folder.resolve()))
+
+    def check(self) -> None:
+        assert self._channel is not None
+        self._channel.check()
 
     def close(self) -> None:
         for process in self._processes:
