@@ -18,6 +18,7 @@ from pipeline.artifacts import Cell
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
 from pipeline.launch.errors import EngineDied
+from pipeline.launch.hosts import THIS_HOST
 from pipeline.launch.processes import ProcessSpec
 from pipeline.records import Request, Response, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
@@ -30,9 +31,10 @@ SAMPLING = SamplingSettings(temperature=0.95, max_response_tokens=40, context_le
 TOKEN = {name: token for token, name in TROUBLE.items()}
 
 
-def settings(**servers: object) -> CellSettings:
+def settings(cluster: dict[str, object], **servers: object) -> CellSettings:
     chosen = {"publication": "disk", "startup_timeout_s": 20, **servers}
-    return load_settings(overrides={"preset": "rehearsal", "servers": chosen}).cell(Cell("grpo-r3", "8", 0))
+    overrides = {"preset": "rehearsal", "servers": chosen, "cluster": cluster, "trainer": {"engine": "torch"}}
+    return load_settings(overrides=overrides).cell(Cell("grpo-r3", "8", 0))
 
 
 Start = Callable[..., SGLangEngine]
@@ -43,15 +45,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts engines over fake servers whose folder is tmp_path, and closes them."""
     engines: list[SGLangEngine] = []
 
-    def begin(**servers: object) -> SGLangEngine:
-        cell = settings(**servers)
+    def begin(cluster: dict[str, object] | None = None, **servers: object) -> SGLangEngine:
+        cell = settings(cluster or {}, **servers)
         sizes = (cell.model.vocab_size, cell.model.num_layers, cell.model.num_experts, cell.model.num_experts_per_token)
 
         def spec_of(number: int, port: int) -> ProcessSpec:
             words = (sys.executable, fake_sglang.__file__, str(port), str(tmp_path), *map(str, sizes))
             return ProcessSpec(f"server-{number}", words)
 
-        engines.append(SGLangEngine(cell, tmp_path, (1,), tmp_path / "logs", spec_of=spec_of))
+        hosts = (THIS_HOST,) * 2
+        engines.append(SGLangEngine(cell, tmp_path, (1,), tmp_path / "logs", hosts, spec_of=spec_of))
         return engines[-1]
 
     yield begin
@@ -96,6 +99,17 @@ def test_generations_use_the_version_loaded_before_them(start: Start, tmp_path: 
     assert {(entry["version"], entry["prompt"][1]) for entry in log(tmp_path)} == {("0", 0), ("3", 3), ("7", 7)}
     assert len({entry["pid"] for entry in log(tmp_path)}) == 2  # both servers have worked
     assert [(row.version, row.num_tensors, row.num_bytes) for row in engine.publications] == [(0, 1, 12), (3, 1, 12), (7, 1, 12)]
+
+
+def test_servers_on_other_nodes_are_compared_with_one_that_reads_the_first_node_s_copy(start: Start, tmp_path: Path) -> None:
+    engine = start({"num_nodes": 2, "gpus_per_node": 1}, num_servers=2, publication="distributed", verify_interval=2)
+    for number in (0, 1, 2):
+        engine.load(version(number))
+    engine.generate([request(2)], SAMPLING).result(60)
+    assert [row.verified for row in engine.publications] == [True, False, True]
+    loads = [entry["pid"] for entry in log(tmp_path, "/update_weights_from_disk")]
+    assert len(loads) == 2 and len(set(loads)) == 1
+    assert len({entry["pid"] for entry in log(tmp_path, "/update_weights_from_distributed")}) == 2
 
 
 def test_a_load_waits_for_the_long_tail_before_it(start: Start) -> None:
@@ -200,7 +214,7 @@ def test_a_response_that_is_never_usable_ends_the_generation(start: Start, tmp_p
 
 def test_a_server_that_cannot_start_is_reported_with_its_log(start: Start, tmp_path: Path) -> None:
     engine = SGLangEngine(
-        settings(),
+        settings({}),
         tmp_path,
         (1,),
         tmp_path / "logs",

@@ -54,8 +54,9 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 def publish_with(
-    publisher: Publisher, tmp_path: Path, published: PublishedWeights, route: str, verify: bool, *servers: Held
+    publisher: Publisher, tmp_path: Path, published: PublishedWeights, route: str, verify: bool | int, *servers: Held
 ) -> Publication:
+    """verify: whether, or by how many of the servers."""
     folder = tmp_path / f"version_{published.version}"
     if not folder.exists():
         published.write(folder)
@@ -65,13 +66,14 @@ def publish_with(
             Target(ServerClient(f"http://server-{i}", None, 4, httpx.MockTransport(held)), Running())  # type: ignore[arg-type]
             for i, held in enumerate(servers)
         ]
-        done, _ = await publisher.publish(targets, published, folder, route, verify)  # type: ignore[arg-type]
+        verifiers = targets[: len(targets) if verify is True else verify]
+        done, _ = await publisher.publish(targets, published, folder, route, verifiers)  # type: ignore[arg-type]
         return done
 
     return asyncio.run(run())
 
 
-def publish(tmp_path: Path, route: str, verify: bool, *servers: Held) -> Publication:
+def publish(tmp_path: Path, route: str, verify: bool | int, *servers: Held) -> Publication:
     return publish_with(publisher(tmp_path), tmp_path, PublishedWeights(8, WEIGHTS), route, verify, *servers)
 
 
@@ -111,6 +113,16 @@ def test_a_route_that_changes_the_weights_is_found_by_the_load_from_disk(tmp_pat
     with pytest.raises(NotPublished, match="does not carry the weights unchanged"):
         publish(tmp_path, "tensor", True, Held(**wrong), Held(**wrong))
     assert not publish(tmp_path, "tensor", False, Held(**wrong)).verified
+
+
+def test_one_server_that_reads_the_folder_verifies_for_those_that_cannot(tmp_path: Path) -> None:
+    held, remote = Held(), Held()
+    assert publish(tmp_path, "tensor", 1, held, remote).verified
+    loads = [[path for path, _ in server.requests].count("/update_weights_from_disk") for server in (held, remote)]
+    assert loads == [1, 0]
+    wrong = {"/update_weights_from_tensor": "wrong"}
+    with pytest.raises(NotPublished, match="does not carry the weights unchanged"):
+        publish(tmp_path, "tensor", 1, Held(**wrong), Held(**wrong))
 
 
 def publish_two(tmp_path: Path, factor: float, later_checksum: str) -> Publication:

@@ -70,8 +70,9 @@ class SGLangEngine:
         hosts = tuple(hosts) or cell_hosts(cluster.num_nodes)
         self._publisher = Publisher(settings, logs, hosts[0].address)
         self._key_file = _write_key(logs / "servers-key.yaml", key) if key else None
-        # servers that cannot read the scratch folder get a version by broadcast alone, after a restart too
-        self._from_scratch: Route = "disk" if cluster.scratch_shared or placement.servers_read_scratch else "distributed"
+        # the scratch folder is the first node's; servers that cannot read it get a version by broadcast alone, after a restart too
+        self._readers = [number for number, where in enumerate(placement.servers) if cluster.scratch_shared or where.node == 0]
+        self._from_scratch: Route = "disk" if len(self._readers) == servers.num_servers else "distributed"
         self._fleet = Fleet(servers, spec_of or self._specs(model, hosts, placement.servers, text), logs, key, self._reload)
         self._current: tuple[PublishedWeights, Path] | None = None
         self._checksum: Checksum | None = None
@@ -181,23 +182,28 @@ class SGLangEngine:
             await asyncio.to_thread(published.write, folder)
         await self._fleet.pause()  # a restart under way still loads the version before
         before, self._current, self._checksum = self._current, (published, folder), None
-        verify = self._from_scratch == "disk" and len(self.publications) % self.servers.verify_interval == 0
         try:
-            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self.servers.publication, verify)
+            done, checksum = await self._publish_by(self.servers.publication, published, folder)
         except (ServerLost, Refused) as error:
             await self._fleet.restart_all(str(error))
-            done, checksum = await self._publisher.publish(self._fleet.targets, published, folder, self._from_scratch, verify)
+            done, checksum = await self._publish_by(self._from_scratch, published, folder)
         self._checksum = checksum
         self.publications.append(done)
         await self._fleet.admit_all()
         if before is not None and before[1].is_relative_to(self._scratch):
             shutil.rmtree(before[1])
 
+    async def _publish_by(self, route: Route, published: PublishedWeights, folder: Path) -> tuple[Publication, Checksum]:
+        """By `route` into all servers; where it is due, compared with what those hold that can read the folder."""
+        targets, due = self._fleet.targets, len(self.publications) % self.servers.verify_interval == 0
+        verifiers = [targets[number] for number in self._readers] if due else []
+        return await self._publisher.publish(targets, published, folder, route, verifiers)
+
     async def _reload(self, target: Target) -> None:
         """Load the published version into a server that was started again, and compare with what it held before."""
         assert self._current is not None  # servers are watched only while they hold a version
         published, folder = self._current
-        _, checksum = await self._publisher.publish([target], published, folder, self._from_scratch, verify=False)
+        _, checksum = await self._publisher.publish([target], published, folder, self._from_scratch)
         if self._checksum not in (None, checksum):
             raise EngineDied(
                 f"{target.process.spec.name} holds other weights under version {published.version} than before its restart: "

@@ -6,9 +6,9 @@ distributed  a sender process broadcasts the folder in a process group with the 
 
 The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
 belong to the old weights. Proof, each time: as many tensors and bytes were sent as for the first version, every server reports the
-version, and the servers' checksums agree with each other. Where `verify` is asked for, the checksum after the route must also
-equal the checksum after a load of the same version from disk, and differ from that of the last verified version unless both hold
-the same tensors.
+version, and the servers' checksums agree with each other. Where there are `verifiers`, servers that can read the version's folder, the
+checksum after the route must also equal theirs after a load of the same version from disk, and differ from that of the last verified
+version unless both hold the same tensors.
 """
 
 from __future__ import annotations
@@ -109,9 +109,11 @@ class Publisher:
         self._verified: Verified | None = None  # the last one
 
     async def publish(
-        self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verify: bool
+        self, targets: Sequence[Target], published: PublishedWeights, folder: Path, route: Route, verifiers: Sequence[Target] = ()
     ) -> tuple[Publication, Checksum]:
         """Bring `published`, which lies in `folder`, into all targets, and return their common checksum as well.
+
+        verifiers: those of the targets that load it from disk for comparison; none: it is not verified.
 
         Raises ServerLost where a server ends, Refused where one does not take it, NotPublished where one holds something else.
         """
@@ -131,11 +133,14 @@ class Publisher:
                 f"route {route} sent {sent} of version {published.version}, which has {len(published.weights)} tensors; "
                 f"the first version sent had {self._whole}"
             )
-        if verify and route != "disk":
-            await self._compare_with_disk(targets, published.version, folder, route, checksum)
-        changed = await self._compare_with_last(published.version, folder, checksum) if verify else None
+        if verifiers and route != "disk":
+            await self._compare_with_disk(verifiers, published.version, folder, route, checksum)
+        changed = await self._compare_with_last(published.version, folder, checksum) if verifiers else None
         verify_s = time.perf_counter() - started - seconds
-        return Publication(published.version, route, seconds, sent.num_tensors, sent.num_bytes, verify, verify_s, changed), checksum
+        verified = bool(verifiers)
+        return Publication(
+            published.version, route, seconds, sent.num_tensors, sent.num_bytes, verified, verify_s, changed
+        ), checksum
 
     async def _compare_with_disk(
         self, targets: Sequence[Target], version: int, folder: Path, route: Route, checksum: Checksum
