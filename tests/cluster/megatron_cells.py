@@ -49,6 +49,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2 ETP2": {"num_ranks": 2, "tensor_parallel": 2, "expert_tensor_parallel": 2},
     "TP4 EP4": {"num_ranks": 4, "tensor_parallel": 4, "expert_parallel": 4, "recompute": True},
 }
+TEMPERATURES = (0.5, 0.95, 1.0, 1.5)
 OTHER = "TP2 EP2"  # the layout whose weights the others load
 _PARITY: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
@@ -66,6 +67,7 @@ CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "generating": ("dppo", {"objective": {"ratio_denominator": "rollout_weights"}}),
         "one micro-batch": ("sat-gspo-r3", {"trainer": {"micro_batch_tokens": 100_000}}),
         "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
+        **{f"temperature {value}": ("grpo-r3", {"rollout": {"temperature": value}}) for value in TEMPERATURES},
     },
     "PP2": _PARITY | {"dense layer": ("grpo-r3", {"model": {"num_layers": 4, "dense_layers": [0]}})},
     "DP2 distributed optimizer": _PARITY

@@ -6,9 +6,9 @@ distributed  a sender process broadcasts the folder in a process group with the 
 
 The last two run between begin_weight_update and end_weight_update; every route flushes the radix cache, whose keys and values
 belong to the old weights. Proof, each time: as many tensors and bytes were sent as for the first version, every server reports the
-version, and the servers' checksums agree with each other. Where there are `verifiers`, servers that can read the version's folder, the
-checksum after the route must also equal theirs after a load of the same version from disk, and differ from that of the last verified
-version unless both hold the same tensors.
+version, and the servers' checksums agree with each other. Where there are `verifiers`, servers that can read the version's folder,
+the checksum after the route must also equal theirs after a load of the same version from disk, and differ from that of the last
+verified version unless both hold the same tensors.
 """
 
 from __future__ import annotations

@@ -92,13 +92,9 @@ class RankTrainer:
 
     def save(self, folder: str) -> None:
         self._write_weights(Path(folder) / state.WEIGHTS)
-        state.write(
-            Path(folder),
-            self.version,
-            self.groups.layout,
-            self.optimizer.adams,
-            with_main_weights=layout.sections(self.settings)[0].dtype != "float32",
-        )
+        megatron = layout.sections(self.settings)[0]
+        apart = megatron.dtype != "float32" or megatron.optimizer_offload
+        state.write(Path(folder), self.version, self.groups.layout, self.optimizer.adams, with_main_weights=apart)
         dist.barrier(self.groups.control)
 
     def _write_weights(self, folder: Path) -> None:
