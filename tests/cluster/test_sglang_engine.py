@@ -1,15 +1,19 @@
 """The SGLang engine with SGLang itself, on a CPU in float32: one server for all tests, started again once by a kill.
 
 At equal weights its log-probs and experts are those of the project's own policy at every temperature; each route of publication
-leaves the same weights in the server; a killed server costs its own responses alone; the loop runs over it with the lags of the
-closed form.
+leaves the same weights in the server; a killed server costs its own responses alone; its load tells that it generates; the loop
+runs over it with the lags of the closed form, and ends when a training rank is killed while it waits for rollouts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ import torch
 from pipeline.artifacts import Cell
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
+from pipeline.launch.errors import EngineDied
 from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.checkpoint import hf_state, write_policy
 from pipeline.policy.cpu import configure_cpu
@@ -30,8 +35,11 @@ from pipeline.problems.prepare import prepare, read_problems
 from pipeline.records import Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.schedule import Schedule
+from pipeline.rollout.sglang.client import ServerClient
 from pipeline.rollout.sglang.engine import SGLangEngine
+from pipeline.trainer.megatron.trainer import MegatronTrainer
 from pipeline.trainer.torch_trainer import TorchTrainer
+from tests.cluster.test_megatron_trainer import rank_process
 from tests.engines.conftest import policy, requests
 
 
@@ -144,6 +152,34 @@ def server_pid(model: Path) -> int:
     raise AssertionError(f"no server of {model} runs")
 
 
+def test_the_load_moves_while_the_server_generates_and_then_stands_still(engine: SGLangEngine, tokenizer: Tokenizer) -> None:
+    sampling = SamplingSettings(1.0, max_response_tokens=40, context_length=64, return_routed_experts=True)
+    engine.load(PublishedWeights(30, hf_state(policy(cell("8").model, seed=30))))
+    engine.generate(requests(tokenizer, 1), sampling).result(600)
+
+    async def loads(of: Future[Generation]) -> tuple[list[Any], list[Any]]:
+        client = ServerClient(engine.endpoints[0], None, 1)
+        busy, idle = [], []
+        while not of.done():
+            busy.append(await client.load())
+            await asyncio.sleep(0.1)
+        for _ in range(2):
+            await asyncio.sleep(1.0)
+            idle.append(await client.load())
+        await client.close()
+        return busy, idle
+
+    busy, idle = asyncio.run(loads(engine.generate(requests(tokenizer, 32), sampling)))
+    assert None not in busy + idle and len(set(busy)) > 2 and idle[0] == idle[1]
+
+
+def cell_inputs(folder: Path, tokenizer: Tokenizer) -> CellInputs:
+    problems = load_settings(overrides={"preset": "rehearsal"}).problems
+    prepare(problems.model_copy(update={"train_count": 64, "evaluation_count": 4, "scoring_count": 4}), folder)
+    train, evaluation = (read_problems(folder / f"{name}.parquet") for name in ("train", "evaluation"))
+    return CellInputs(train, evaluation, tokenizer)
+
+
 @pytest.mark.parametrize("lag", ["1", "8"])
 def test_the_loop_trains_over_it_with_the_lags_of_the_closed_form(
     engine: SGLangEngine, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: str
@@ -153,14 +189,12 @@ def test_the_loop_trains_over_it_with_the_lags_of_the_closed_form(
 
     monkeypatch.setattr("pipeline.rollout.collector.grade_response", by_length)
     settings = cell(lag)
-    problems = load_settings(overrides={"preset": "rehearsal"}).problems
-    prepare(problems.model_copy(update={"train_count": 64, "evaluation_count": 4, "scoring_count": 4}), tmp_path / "problems")
-    train, evaluation = (read_problems(tmp_path / "problems" / f"{name}.parquet") for name in ("train", "evaluation"))
     trainer = TorchTrainer(settings, hf_state(policy(settings.model, seed=0)))
     route = {"1": "tensor", "8": "distributed"}[lag]
     engine.servers = engine.servers.model_copy(update={"publication": route, "verify_interval": 4})
     published = len(engine.publications)
-    run = CellRun(settings, CellInputs(train, evaluation, tokenizer), engine, trainer, tmp_path / "state", lambda *_: None)
+    inputs = cell_inputs(tmp_path / "problems", tokenizer)
+    run = CellRun(settings, inputs, engine, trainer, tmp_path / "state", lambda *_: None)
     state = run.run()
     engine.generate([], run.collector.sampling).result(600)  # the last version is published once this is answered
     schedule = Schedule.of(settings)
@@ -170,3 +204,39 @@ def test_the_loop_trains_over_it_with_the_lags_of_the_closed_form(
     if lag == "8":  # step 8 has lag 8, step 9 lag 1
         assert state.step_rows[9]["mismatch"] < state.step_rows[8]["mismatch"]
     assert not any(row["skipped"] for row in state.step_rows)
+
+
+def test_a_rank_that_is_killed_while_rollouts_are_generated_ends_the_loop(
+    engine: SGLangEngine, base: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = cell(
+        "8",
+        rollout={"group_size": 16, "prompts_per_step": 64, "context_length": 64, "generate_ahead": 1},
+        trainer={"engine": "megatron", "steps": 10, "checkpoint_interval": 5},
+        megatron={"num_ranks": 1, "tensor_parallel": 1, "expert_parallel": 1},
+        cluster={"scratch": str(tmp_path)},
+    )
+    trainer, asked = MegatronTrainer(settings, base, tmp_path / "logs"), list[Future[Generation]]()
+    usual, published, killed = engine.generate, len(engine.publications), list[float]()
+
+    def generate(*arguments: Any) -> Future[Generation]:
+        asked.append(usual(*arguments))
+        return asked[-1]
+
+    def kill() -> None:
+        while len(engine.publications) == published:
+            time.sleep(0.1)
+        killed.append(time.monotonic())
+        os.kill(rank_process(trainer, 0), signal.SIGKILL)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    run = CellRun(settings, cell_inputs(tmp_path / "problems", tokenizer), engine, trainer, tmp_path / "state", lambda *_: None)
+    killing = threading.Thread(target=kill, daemon=True)
+    try:
+        killing.start()
+        with pytest.raises(EngineDied, match="rank-0 ended with exit code 137"):
+            run.run()
+        assert time.monotonic() - killed[0] < 10.0 and not asked[0].done()
+        assert len(asked[0].result(600).responses) == 64 * 16  # the servers know nothing of it
+    finally:
+        trainer.close()
