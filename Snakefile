@@ -12,6 +12,7 @@ paths = Layout(settings.preset)
 cells = settings.all_cells()
 refuse_other_presets(settings, sys.argv[1:])
 stage = write_stage_settings(settings, paths, cells)
+present = stage["present"]  # no input: timeouts and machines, which it says, are no reason to make a result again
 
 pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
@@ -91,7 +92,7 @@ rule score_base:
     resources:
         **job_resources(settings),
     shell:
-        "{pipeline} score-base --settings {input.settings} --problems {paths.problems} "
+        "{pipeline} score-base --settings {input.settings} --present {present} --problems {paths.problems} "
         "--base-policy {paths.base_policy} --out {output}"
 
 
@@ -110,8 +111,8 @@ rule train_cell:
     params:
         state=f"{paths.state}/cells/{{method}}/lag{{lag}}/seed{{seed}}",
     shell:
-        "{pipeline} train-cell --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} "
-        "--state {params.state} --out $(dirname {output.run})"
+        "{pipeline} train-cell --settings {input.settings} --present {present} --problems {paths.problems} "
+        "--base-policy {paths.base_policy} --state {params.state} --out $(dirname {output.run})"
 
 
 rule score_cell:
@@ -126,8 +127,8 @@ rule score_cell:
     params:
         aime24=lambda w, output: f"--aime24 {output.aime24}" if output.aime24 else "",
     shell:
-        "{pipeline} score-cell --run {input.run} --problems {paths.problems} --base-policy {paths.base_policy} "
-        "--out {output.scores} {params.aime24}"
+        "{pipeline} score-cell --run {input.run} --present {present} --problems {paths.problems} "
+        "--base-policy {paths.base_policy} --out {output.scores} {params.aime24}"
 
 
 rule mismatch:
@@ -140,7 +141,7 @@ rule mismatch:
     resources:
         **job_resources(settings),
     shell:
-        "{pipeline} mismatch --settings {input.settings} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
+        "{pipeline} mismatch --settings {present} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
 
 
 rule collect:
@@ -152,7 +153,7 @@ rule collect:
     output:
         multiext(f"{paths.results}/cells", ".parquet", ".csv"),
     shell:
-        "{pipeline} collect --settings {input.settings}"
+        "{pipeline} collect --settings {present}"
 
 
 rule table1:
@@ -163,7 +164,7 @@ rule table1:
         multiext(f"{paths.results}/table1", ".md", ".tex"),
         report(f"{paths.results}/table1.csv", caption=CAPTION("table1"), category="Results"),
     shell:
-        "{pipeline} table1 --settings {rules.collect.input.settings}"
+        "{pipeline} table1 --settings {present}"
 
 
 rule figures:
@@ -174,7 +175,7 @@ rule figures:
         expand(f"{paths.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "csv"]),
         [report(f"{paths.results}/figures/{name}.svg", caption=CAPTION(name), category="Figures") for name in FIGURES],
     shell:
-        "{pipeline} figures --settings {rules.collect.input.settings}"
+        "{pipeline} figures --settings {present}"
 
 
 rule diff:
@@ -185,7 +186,7 @@ rule diff:
         multiext(f"{paths.results}/diff", ".md", ".json"),
         report(f"{paths.results}/diff.csv", caption=CAPTION("diff"), category="Results"),
     shell:
-        "{pipeline} diff --settings {rules.collect.input.settings}"
+        "{pipeline} diff --settings {present}"
 
 
 rule report:
@@ -199,7 +200,7 @@ rule report:
         report(f"{paths.results}/report.html", caption=CAPTION("report"), category="Results"),
         f"{paths.results}/report.md",
     shell:
-        "{pipeline} report --settings {rules.collect.input.settings}"
+        "{pipeline} report --settings {present}"
 
 
 rule audit:

@@ -25,6 +25,7 @@ SettingsFile = Annotated[Path, typer.Option("--settings", help="The stage's reso
 RunSettings = Annotated[
     Path | None, typer.Option("--settings", help="The run's resolved settings; without it those of --preset, as planned last.")
 ]
+Present = Annotated[Path | None, typer.Option(help="The run's resolved settings, to read timeouts and machines from.")]
 Preset = Annotated[str, typer.Option(help="Whose run, where --settings is not given.")]
 Problems = Annotated[Path, typer.Option(help="Folder with train.parquet, evaluation.parquet and scoring.parquet.")]
 BasePolicy = Annotated[Path, typer.Option(help="Folder of the base policy, as Hugging Face lays it out.")]
@@ -54,11 +55,11 @@ def base_policy(settings: SettingsFile, problems: Problems, out: Out) -> None:
 
 
 @app.command()
-def score_base(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out) -> None:
+def score_base(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out, present: Present = None) -> None:
     """Score the base policy on the held-out problems."""
     from pipeline.evaluation.score import score_base as run
 
-    run(config.read_settings(config.CellSettings, settings), problems, base_policy, out)
+    run(config.read_cell_settings(settings, present), problems, base_policy, out)
 
 
 @app.command()
@@ -68,6 +69,7 @@ def train_cell(
     base_policy: BasePolicy,
     state: Annotated[Path, typer.Option(help="Folder for checkpoints and retained weights of this cell.")],
     out: Out,
+    present: Present = None,
     retrain: Annotated[
         bool, typer.Option("--retrain", envvar="PIPELINE_RETRAIN", help="Set finished state aside and start at step 0.")
     ] = False,
@@ -75,7 +77,8 @@ def train_cell(
     """Train one cell by asynchronous RL; continues from its last checkpoint, or writes a finished cell's results again."""
     from pipeline.launch.cell import train_cell as run
 
-    run(config.read_settings(config.CellSettings, settings), problems, base_policy, state, out, retrain)
+    cell = config.read_cell_settings(settings, present)
+    run(cell, problems, base_policy, state, out, retrain)
 
 
 @app.command()
@@ -85,11 +88,12 @@ def score_cell(
     base_policy: BasePolicy,
     out: Out,
     aime24: Annotated[Path | None, typer.Option(help="Where scores on AIME 2024 go too; with rollout.engine sglang.")] = None,
+    present: Present = None,
 ) -> None:
     """Score the best and the last weights of a finished cell with fresh samples; with SGLang, through lm-eval."""
     from pipeline.evaluation.score import score_cell as score
 
-    score(run, problems, base_policy, out, aime24)
+    score(run, problems, base_policy, out, aime24, present)
 
 
 @app.command()
@@ -238,11 +242,12 @@ def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
 def plan_processes(
     settings: Annotated[Path, typer.Option("--settings", help="Resolved settings of a cell, below state/<preset>/settings/cells.")],
     base_policy: Annotated[Path | None, typer.Option(help="Folder of the base policy, if not that of the preset.")] = None,
+    present: Present = None,
 ) -> None:
     """Print which process of a cell starts on which node and GPUs, with which command line; starts nothing."""
     from pipeline.launch.process_plan import as_lines, planned_hosts, process_plan
 
-    cell = config.read_settings(config.CellSettings, settings)
+    cell = config.read_cell_settings(settings, present)
     hosts = planned_hosts(cell.cluster.num_nodes if cell.cluster else 1)
     for line in as_lines(process_plan(cell, base_policy or Layout(cell.preset).base_policy, hosts)):
         print(line)

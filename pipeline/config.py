@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pipeline.artifacts import Cell
+from pipeline.identity import computing, differences
 from pipeline.objective.methods import METHODS, VARIANT, Method, method_of
 from pipeline.sections import (
     CellGroup,
@@ -157,8 +158,9 @@ class Settings(Section):
         if not variant:
             return plain
         changed = self._with(self.variants[variant])._cell(cell)
-        same = changed.resolved_method() == plain.resolved_method()
-        if same and changed.model_copy(update={"objective": plain.objective}) == plain and _read(changed) == _read(plain):
+        # the denominator shows in the resolved method
+        loss = changed.objective.model_copy(update={"ratio_denominator": plain.objective.ratio_denominator})
+        if changed.resolved_method() == plain.resolved_method() and changed.model_copy(update={"objective": loss}) == plain:
             raise SettingsError(f"variants.{variant} changes nothing that {base} reads; take {base} out of its methods")
         return changed
 
@@ -239,28 +241,18 @@ class CellSettings(Section):
         return dataclasses.replace(method, denominator=self.objective.ratio_denominator)
 
 
-def _read(cell: CellSettings) -> dict[str, Any]:
-    """What a cell reads of its objective, the denominator apart, which shows in the resolved method."""
-    return cell.objective.model_dump(exclude={"ratio_denominator"})
-
-
 S = TypeVar("S", bound=Section)
 
 
 def fingerprint(section: Section, *content: str) -> str:
-    """Twelve hex digits that name these settings (and `content`, hashes of input files): other state is never resumed."""
-    return hashlib.sha256("\n".join([section.model_dump_json(), *content]).encode()).hexdigest()[:12]
+    """Twelve hex digits that name what these settings compute (with `content`, hashes of files): no other state is resumed."""
+    decisive = json.dumps(computing(section.model_dump(mode="json")))
+    return hashlib.sha256("\n".join([decisive, *content]).encode()).hexdigest()[:12]
 
 
-def changed_settings(then: Any, now: Any, path: str = "") -> list[str]:
-    """The settings that differ between two dumps, as "trainer.steps 150, now 200"."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        return [
-            line
-            for key in dict.fromkeys([*now, *then])
-            for line in changed_settings(then.get(key), now.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if then == now else [f"{path} {then}, now {now}"]
+def changed_settings(then: Mapping[str, Any], now: Section) -> list[str]:
+    """The computing settings in which `now` differs from a dump of settings, as "trainer.steps 150, now 200"."""
+    return differences(computing(then), computing(now.model_dump(mode="json")))
 
 
 def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -286,9 +278,28 @@ def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any]
 
 
 def read_settings(kind: type[S], path: Path) -> S:
-    """Read the settings file of a stage, as written by `write_settings`."""
+    """Read the settings file of a stage."""
+    return _validated(kind, _read(path), str(path))
+
+
+def read_cell_settings(path: Path, present: Path | None) -> CellSettings:
+    """Read the settings file of a cell; operational ones from the run at `present`, if one is given."""
+    return operated(_read(path), present, str(path))
+
+
+def operated(cell: Mapping[str, Any], present: Path | None, source: str) -> CellSettings:
+    """A cell's settings from their dump, with the operational ones of the run at `present`, which has to compute the same cell."""
+    if present is None:
+        return _validated(CellSettings, cell, source)
+    now = read_settings(Settings, present).cell(Cell(cell.get("method", ""), cell.get("lag", ""), cell.get("seed", 0)))
+    if changed := changed_settings(cell, now):
+        raise SettingsError(f"{source}: the run of {present} computes another cell: {'; '.join(changed[:3])}; run snakemake again")
+    return now
+
+
+def _read(path: Path) -> Any:
     try:
-        return _validated(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise SettingsError(f"settings file {path} does not exist; run the stage through snakemake, which writes it") from error
     except json.JSONDecodeError as error:

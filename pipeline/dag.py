@@ -1,19 +1,20 @@
 """What the Snakefile asks for: the settings files that rules take as inputs, the resources of its jobs, and whether a run is meant.
 
-There is a settings file per stage and one per cell, named by its content.
-
-A file is never rewritten, so a dry run or a second run with other settings cannot change what a queued job will read; changed
-settings are another input file, and that is what makes Snakemake run a rule again.
+There is a settings file per stage and one per cell, named by what its settings compute: where that changes, a rule has another
+input file, and that is what makes Snakemake run it again. Operational settings (pipeline/identity.py) are read from `present`, the
+file of the whole run, which is no input and is named by all that it says. No file is ever rewritten (`run`, for people, apart), so
+a dry run or a second run with other settings cannot change what a job reads.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.artifacts import Cell, Layout, write_if_changed
+from pipeline.artifacts import Cell, Layout, write_if_changed, write_text
 from pipeline.config import Preset, Settings, fingerprint
 from pipeline.launch.placement import place
 from pipeline.planning.host_memory import job_memory_mb
@@ -21,7 +22,7 @@ from pipeline.sections import BasePolicySettings, Section, SettingsError
 
 
 def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell]) -> dict[str, str]:
-    """Write what each stage and each of `cells` reads; returns the path by stage."""
+    """Write what each stage and each of `cells` reads; returns the path by stage, and that of `present`."""
     stages: dict[str, Section] = {
         "problems": settings.problem_stage(),
         "base_policy": BasePolicySettings(model=settings.model, warm_start=settings.warm_start),
@@ -32,7 +33,9 @@ def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell
         write_cell_settings(settings, paths, cell)
     # `make watch` and `make report` look at the run that was planned last
     write_if_changed(paths.settings("run"), _text(settings))
-    return {name: _write(paths, name, section) for name, section in stages.items()}
+    present = paths.settings(f"present-{hashlib.sha256(_text(settings).encode()).hexdigest()[:12]}")
+    write_if_changed(present, _text(settings))
+    return {name: _write(paths, name, section) for name, section in stages.items()} | {"present": str(present)}
 
 
 def write_cell_settings(settings: Settings, paths: Layout, cell: Cell) -> str:
@@ -90,7 +93,8 @@ def refuse_unnamed_preset(executor: str, config: Mapping[str, Any]) -> None:
 
 def _write(paths: Layout, name: str, section: Section) -> str:
     path = paths.settings(f"{name}-{fingerprint(section)}")
-    write_if_changed(path, _text(section))
+    if not path.exists():  # one that exists computes the same; rewritten it would be newer than the results made from it
+        write_text(path, _text(section))
     return str(path)
 
 

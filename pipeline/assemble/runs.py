@@ -208,7 +208,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
         _check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, "scores.parquet")
     else:
         gaps.append(Gap(str(cell), "unscored", "no scores.parquet: fresh accuracy of the last and the best checkpoint is missing"))
-    changed = changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))
+    changed = changed_settings(run["settings"], settings.cell(cell))
     if changed:
         gaps.append(Gap(str(cell), "settings", "made with other settings: " + "; ".join(changed[:4])))
     return CellRun(cell, run, steps.sort_values("step", ignore_index=True), evaluations, scores), gaps

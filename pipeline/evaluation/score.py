@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.artifacts import read_json
 from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.checkpoint import write_rows
-from pipeline.config import CellSettings
+from pipeline.config import CellSettings, operated
 from pipeline.evaluation.evaluate import Evaluation
 from pipeline.evaluation.lm_eval_score import lm_eval_rows
 from pipeline.launch.engines import rollout_engine
@@ -18,14 +18,17 @@ from pipeline.problems.aime24 import COPY
 from pipeline.problems.prepare import read_problems
 
 
-def score_cell(run: Path, problems: Path, base_policy: Path, out: Path, aime24: Path | None = None) -> None:
+def score_cell(
+    run: Path, problems: Path, base_policy: Path, out: Path, aime24: Path | None = None, present: Path | None = None
+) -> None:
     """Score the retained weights ("best" and "last") of a finished cell on the scoring problems; with SGLang, through lm-eval.
 
-    aime24: where rows for the problems of AIME 2024 go as well, for a policy whose scoring problems are others. Raises ValueError
-    when run.json is missing or the weights it names are gone or changed.
+    aime24: where rows for the problems of AIME 2024 go as well, for a policy whose scoring problems are others.  present: settings
+    of the present run, whose operational ones replace those that the cell was trained with. Raises ValueError when run.json is
+    missing or the weights it names are gone or changed.
     """
     record = read_json(run)
-    settings = CellSettings.model_validate(record["settings"])
+    settings = operated(record["settings"], present, str(run))
     weights = {
         name: PublishedWeights.read(Path(entry["path"]), entry["sha256"])
         for name, entry in sorted(record["retained_weights"].items())

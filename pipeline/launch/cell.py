@@ -39,16 +39,16 @@ def train_cell(
 ) -> None:
     """Train one cell and write steps.parquet, evals.parquet and run.json into `results`.
 
-    State lives in state_root/<fingerprint of settings, problems and base policy>; where a cell runs (section cluster) is no part of
-    it. Unfinished state is resumed; a finished cell's results are handed out again, unless `retrain`: then its state is set aside
-    and training starts at step 0. PlannedStop where the cell was told to stop: its state is saved.
+    State lives in state_root/<fingerprint of computing settings, problems and base policy>. Unfinished state is resumed; a finished
+    cell's results are handed out again, unless `retrain`: then its state is set aside and training starts at step 0. PlannedStop
+    where the cell was told to stop: its state is saved.
     """
     configure_cpu(settings.trainer.threads)
     started, revision = time.time(), git_revision()
     tokenizer = read_tokenizer(base_policy)
     inputs = CellInputs(read_problems(problems / "train.parquet"), read_problems(problems / "evaluation.parquet"), tokenizer)
     identity = fingerprint(
-        settings.model_copy(update={"cluster": None}),
+        settings,
         policy_digest(base_policy),
         sha256(problems / "train.parquet"),
         sha256(problems / "evaluation.parquet"),

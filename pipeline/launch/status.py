@@ -2,7 +2,8 @@
 
 missing: nothing there.  queued: nothing there yet, while other cells of the run are at work.  running: its heartbeat is fresh.
 resumable: a checkpoint to continue from, nobody at work.  failed: the last attempt ended by an error.  finished: run.json of the
-present settings.  stale: run.json of other settings.  State of other settings is never resumed and does not count.
+present settings.  stale: run.json of other settings.  State of other settings is never resumed and does not count. Other settings
+are those that compute something else (pipeline/identity.py).
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
 from pipeline.artifacts import Cell, Layout, read_json
-from pipeline.config import Settings, changed_settings, fingerprint, load_settings, read_settings
+from pipeline.config import CellSettings, Settings, changed_settings, fingerprint, load_settings, read_settings
 from pipeline.launch.failure import failure_path
 from pipeline.launch.heartbeat import HEARTBEAT, alive
 
@@ -81,7 +82,7 @@ def cell_status(layout: Layout, settings: Settings, cell: Cell) -> CellStatus:
     if alive(layout.cell_state(cell) / HEARTBEAT):
         return replace(_with_progress(status, folder) if folder else status, state="running")
     if run.exists():
-        return _finished(status, run, present.model_dump(mode="json"))
+        return _finished(status, run, present)
     if folder is None:
         return status
     status = replace(_with_progress(status, folder), seconds_left=None)
@@ -110,7 +111,7 @@ def _with_progress(status: CellStatus, folder: Path) -> CellStatus:
     return replace(status, **{name: known[name] for name in names})
 
 
-def _finished(status: CellStatus, path: Path, present: dict[str, Any]) -> CellStatus:
+def _finished(status: CellStatus, path: Path, present: CellSettings) -> CellStatus:
     run = read_json(path)
     changed = changed_settings(run["settings"], present)
     state: State = "stale" if changed else "finished"

@@ -69,10 +69,10 @@ def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console
 
 
 def _finished_runs(settings: Settings, layout: Layout) -> list[dict[str, Any]]:
-    """run.json of the cells that were made with these very settings."""
+    """run.json of the cells that these settings would make again."""
     paths = {cell: layout.cell(cell) / "run.json" for cell in settings.all_cells()}
     runs = {cell: read_json(path) for cell, path in paths.items() if path.exists()}
-    return [run for cell, run in runs.items() if not changed_settings(run["settings"], settings.cell(cell).model_dump(mode="json"))]
+    return [run for cell, run in runs.items() if not changed_settings(run["settings"], settings.cell(cell))]
 
 
 def check_lead(plan: Plan, lead_s: float, console: Console) -> None:

@@ -104,7 +104,7 @@ def test_a_methods_setting_touches_only_its_cells(override, touched):
     assert changed == touched
 
 
-def test_settings_files_are_named_by_their_content_and_never_rewritten(tmp_path, monkeypatch):
+def test_settings_files_are_named_by_what_they_compute_and_never_rewritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     repository = Path(__file__).parents[2]
     layout = Layout("tiny")
@@ -117,7 +117,7 @@ def test_settings_files_are_named_by_their_content_and_never_rewritten(tmp_path,
     first, again, more = written(), written(), written(dppo_delta=0.15)
     assert first == again and first.items() <= more.items()
     added = {name.rsplit("-", 1)[0] for name in more.keys() - first.keys()}
-    assert added == {"settings/run", "settings/cells/dppo/lag1/seed0", "settings/cells/dppo/lag8/seed0"}
+    assert added == {"settings/run", "settings/present", "settings/cells/dppo/lag1/seed0", "settings/cells/dppo/lag8/seed0"}
     settings = load_settings(repository / "config.yaml", {"objective": {"dppo_delta": 0.15}})
     cell = read_settings(CellSettings, Path(write_cell_settings(settings, layout, Cell("dppo", "8", 0))))
     assert cell.objective.dppo_delta == 0.15 and cell.objective.tis_cap is None

@@ -18,6 +18,7 @@ from pipeline.launch.failure import FailureRecord
 from pipeline.launch.heartbeat import HEARTBEAT, STALE_S, Heartbeat, alive
 from pipeline.launch.progress import CellProgress
 from pipeline.launch.status import cell_states, run_settings, show_status
+from pipeline.planning.plan import _finished_runs
 from tests.unit.synthetic_results import World, cells, write_cell
 
 REPOSITORY = Path(__file__).parents[2]
@@ -134,6 +135,23 @@ def test_state_of_other_settings_does_not_count(settings):
     (folder / "checkpoints" / "step_000004").mkdir(parents=True)
     other = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"learning_rate": 1.0})})
     assert states(settings)[0] == "resumable" and states(other)[0] == "missing"
+
+
+def test_an_operational_change_leaves_cells_resumable_finished_and_up_to_date(settings):
+    """Here the interval of checkpoints, and where and how long the cells of a cluster run."""
+    folder = report_steps(settings)
+    (folder / "checkpoints" / "step_000004").mkdir(parents=True)
+    write_cell(LAYOUT, settings, Cell("gspo", "8", 0), World(collapsed={}))
+    other = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"checkpoint_interval": 4})})
+    assert states(settings) == states(other) == ["resumable", "finished"]
+    assert [gap for gap in read_results(LAYOUT, other).gaps if gap.kind == "settings"] == []
+    full = load_settings(REPOSITORY / "config.yaml", cells(["grpo"], ["8"]) | {"preset": "full"})
+    record = {"settings": full.cell(CELL).model_dump(mode="json"), "steps": 544, "wall_s": {"total": 7200.0}}
+    write_json(Layout("full").cell(CELL) / "run.json", record)
+    moved = {"cluster": {"scratch": "/scratch"}, "servers": {"stall_timeout_s": 5000}, "megatron": {"threads": 8}}
+    elsewhere = load_settings(REPOSITORY / "config.yaml", cells(["grpo"], ["8"]) | {"preset": "full", **moved})
+    assert states(full) == states(elsewhere) == ["finished"]
+    assert [_finished_runs(s, Layout("full")) for s in (full, elsewhere)] == [[record], [record]]
 
 
 def test_finished_cells_are_read_from_their_results_and_stale_ones_say_what_changed(settings):

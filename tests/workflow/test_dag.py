@@ -102,6 +102,21 @@ def test_a_methods_setting_reruns_only_its_cells(finished):
         assert finished.planned() == {}  # planning other settings has left nothing behind that a plain run would take up
 
 
+def test_an_operational_setting_reruns_nothing_and_reaches_the_cells_that_run(finished):
+    arguments = ["--config", "trainer={checkpoint_interval: 4}", "job={cpus: 3}", "rollout={overlap: false}"]
+    assert finished.planned(*arguments) == {}
+    target = "results/tiny/cells/dppo/lag1/seed0/run.json"
+    first = json.loads((finished.folder / target).read_text())
+    finished.snakemake("--forcerun", "train_cell", *arguments, "--", target)
+    again = json.loads((finished.folder / target).read_text())
+    assert (first["settings"]["trainer"]["checkpoint_interval"], again["settings"]["trainer"]["checkpoint_interval"]) == (2, 4)
+    assert again["fingerprint"] == first["fingerprint"]
+    digests = [run["retained_weights"]["last"]["sha256"] for run in (first, again)]
+    assert digests[0] == digests[1]
+    finished.snakemake()
+    assert finished.planned(*arguments) == finished.planned() == {}
+
+
 def settings_of(workflow: Workflow, method: str = "grpo", lag: str = "1") -> Path:
     """The settings file of a cell that has run: the one its fingerprinted state was made with."""
     record = json.loads((workflow.folder / f"results/tiny/cells/{method}/lag{lag}/seed0/run.json").read_text())
