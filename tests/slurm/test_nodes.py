@@ -20,7 +20,7 @@ rule two_nodes:
 """
 
 
-def test_one_command_starts_guarded_processes_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
+def test_one_command_starts_guarded_processes_on_both_nodes_that_outlive_a_job_s_signals(cluster: Cluster, tmp_path: Path) -> None:
     for name in ("pipeline", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     shutil.copytree(REPOSITORY / "slurm", tmp_path / "slurm")
@@ -36,6 +36,7 @@ def test_one_command_starts_guarded_processes_on_both_nodes(cluster: Cluster, tm
     shown = [text.splitlines()[-1] for text in found["shown"]]
     assert found["controller"] == "gpu1" and shown == ["gpu1 0,1 given", "gpu2 2,3 given"]
     assert found["running"] == [True, True]
+    assert found["survived"] == {"USR1": [True] * 4, "TERM": [True] * 4} and all(found["stopped"])
     assert "killed ended with exit code 137" in found["death"] and "last words" in found["death"]
     wait_until(lambda: cluster.run("squeue", "-hs") == "", "SLURM has no steps left", 60)
     wait_until(lambda: not strays(tmp_path), "no process is left", 30)

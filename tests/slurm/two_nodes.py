@@ -1,17 +1,34 @@
-"""The body of a job on two nodes: starts a process on each of them, and ends without ending the last one."""
+"""The body of a job on two nodes: processes on each of them, the signals of a job, and an end that ends nothing by itself."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from pipeline.launch.hosts import cell_hosts
 from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.launch.stop import stop_on_signals
 
 SHOW = "import os, sys; print(os.environ['SLURMD_NODENAME'], os.environ['CUDA_VISIBLE_DEVICES'], os.environ['GIVEN'], flush=True)"
+WAITS = (sys.executable, "-c", "import time; time.sleep(1000)")
+SETTLE_S = 2.0  # SLURM signals one step after the other
+
+
+def signalled(processes: list[Process]) -> dict[str, list[bool]]:
+    """Whether each process still runs after a signal to the job's steps, by signal."""
+    running = {}
+    with stop_on_signals() as stop:
+        for name in ("USR1", "TERM"):
+            stop.told = False
+            while not stop.told:  # again and again: the step that listens may not be up yet
+                subprocess.run(["scancel", f"--signal={name}", os.environ["SLURM_JOB_ID"]], check=True)
+                time.sleep(SETTLE_S)
+            running[name] = [process.exit_code is None for process in processes]
+    return running
 
 
 def main(out: Path) -> None:
@@ -27,10 +44,16 @@ def main(out: Path) -> None:
     killed = Process(ProcessSpec("killed", ("sh", "-c", "echo last words; kill -9 $$"), host=hosts[1]), logs / "killed.log")
     while killed.exit_code is None:
         time.sleep(0.1)
+    ranks = [Process(ProcessSpec(f"rank-{n}", WAITS, host=host), logs / f"rank-{n}.log") for n, host in enumerate(hosts)]
+    time.sleep(SETTLE_S)
+    survived = signalled([*left, *ranks])
+    for rank in ranks:
+        rank.stop()
     controller = os.environ["SLURMD_NODENAME"]
     shown = [(logs / f"shown-{number}.log").read_text() for number in range(2)]
     running = [process.exit_code is None for process in left]
-    out.write_text(json.dumps({"shown": shown, "death": killed.death(), "running": running, "controller": controller}))
+    found = {"shown": shown, "death": killed.death(), "running": running, "survived": survived, "controller": controller}
+    out.write_text(json.dumps(found | {"stopped": [rank.exit_code for rank in ranks]}))
     sys.stdout.flush()
     os._exit(0)  # as if killed: nothing is closed
 
