@@ -41,11 +41,10 @@ def main(first: Path, second: Path) -> None:
     for name, cells in groups.items():
         a, b = ([folder / cell for cell in cells] for folder in (first, second))
         of_a, of_b = outcomes(a), outcomes(b)
-        rng = np.random.default_rng(0)
         # the seeds' samples side by side: the seeds are then given, and only problems vary
         merged = [np.concatenate(list(values), axis=1)[None] for values in (of_b, of_a)]
-        problems = paired_difference(*merged, rng, levels=("problems",))
-        both = paired_difference(of_b, of_a, rng)
+        problems = paired_difference(*merged)
+        both = paired_difference(of_b, of_a)
         print(
             f"| {name} | {len(cells)} | {of_a.mean():.3f} | {of_b.mean():.3f} | {of_b.mean() - of_a.mean():+.3f} "
             f"| {problems.low:+.3f} to {problems.high:+.3f} | {both.low:+.3f} to {both.high:+.3f} "

@@ -19,6 +19,8 @@ from pipeline.assemble.undecided import summary
 from pipeline.assemble.verdicts import Verdict
 from pipeline.sections import unknown
 
+SAME_MODEL = "full"  # the preset that trains the paper's own model
+ONE_SEED = "one seed: run-to-run spread is unknown"
 KEYS = {"id", "statement", "source", "origin", "testable_in", "require", "rule"}
 
 
@@ -46,8 +48,7 @@ class ClaimResult:
 
 def evaluate_claims(results: Results, reference: Reference) -> list[ClaimResult]:
     """Every claim of claims.yaml, in its order."""
-    interval = reference.claims["interval"]
-    context = Context(results, reference, float(interval["level"]), int(interval["draws"]), int(interval["seed"]))
+    context = Context(results, reference, float(reference.claims["interval"]["level"]))
     return [evaluate(claim, context) for claim in reference.claims["claims"]]
 
 
@@ -65,6 +66,8 @@ def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:
     else:
         evidence = STATISTICS[rule["statistic"]](rule, context)
         verdict, reason = judge(evidence, float(claim["require"]), pooled=bool(rule.get("pool")))
+    if any(item.finding == "one-seed" for item in evidence) and preset == SAME_MODEL:
+        reason += " (the paper's values are single runs too; those are the target of the comparison cell by cell)"
     power, resolved = None, ""
     if verdict == "inconclusive":
         power, resolved = summary(evidence[-1:] if rule.get("pool") else evidence, rule)
@@ -93,10 +96,17 @@ def judge(evidence: Sequence[Evidence], require: float, *, pooled: bool = False)
     if pooled:
         last = evidence[-1]
         named: dict[str, Verdict] = {"supports": "reproduced", "contradicts": "not-reproduced"}
-        return named.get(last.finding, "inconclusive"), f"{last.name}: {last.text}"
+        held = f"; {ONE_SEED}" if last.finding == "one-seed" else ""
+        return named.get(last.finding, "inconclusive"), f"{last.name}: {last.text}{held}"
     total = len(evidence) - counts["void"]
     needed = math.ceil(require * total - 1e-9)
-    others = {"contradicts": "contradict", "undecided": "undecided", "missing": "missing", "void": "without an object"}
+    others = {
+        "contradicts": "contradict",
+        "undecided": "undecided",
+        "missing": "missing",
+        "void": "without an object",
+        "one-seed": f"with {ONE_SEED}",
+    }
     reason = f"{counts['supports']} of {total} support" + "".join(
         f", {counts[name]} {word}" for name, word in others.items() if counts[name]
     )
@@ -108,7 +118,7 @@ def judge(evidence: Sequence[Evidence], require: float, *, pooled: bool = False)
 
 
 def _paper_side(evidence: Sequence[Evidence], rule: Mapping[str, Any]) -> str:
-    values = [item.paper for item in (evidence[:-1] if rule.get("pool") else evidence) if item.paper is not None]
+    values = [item.paper for item in evidence if item.paper is not None and not item.pooled]
     if not values:
         return ""
     if rule["statistic"] == "collapse":

@@ -1,7 +1,8 @@
-"""Differences between cells that differ in one thing: a lag, SAT, R3, TIS or a setting; with Holm's correction over all of them.
+"""Differences between cells that differ in one thing: a lag, SAT, R3, TIS, the correction for staleness or a setting; with Holm's
+correction over all of them.
 
-Accuracy of the last checkpoint on fresh samples, paired by problem, bootstrap over seeds and problems. Of m such tests at 5 % some
-are positive by accident; p_holm keeps the chance of any false one at 5 % over the whole list.
+Accuracy of the last checkpoint on fresh samples, paired by problem, t intervals over seeds and problems (`contrast_interval`). Of m
+such tests at 5 % some are positive by accident; p_holm keeps the chance of any false one at 5 % over the whole list.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pipeline.evaluation.estimators import holm, paired_difference
 from pipeline.objective.methods import METHODS, TABLE_1, VARIANT, Method, method_of
 
 LAGS = ("1", "8")
-SEED = 20607
+UNCORRECTED = "-uncorrected"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Cell `a` minus cell `b` ("method@lag"), in shares: estimate, 95 % interval, p and Holm's p over the list."""
+    """Cell `a` minus cell `b` ("method@lag"), in shares: estimate, 95 % interval, p and Holm's p over the list; seeds scored of `a`
+    and of `b`, and whose spread the interval counts.
+    """
 
     what: str
     a: str
@@ -31,6 +34,8 @@ class Contrast:
     high: float
     p_value: float
     p_holm: float
+    seeds: tuple[int, int]
+    over: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -41,30 +46,38 @@ class Contrast:
 
 
 def contrasts(results: Results, checkpoint: str = "last") -> list[Contrast]:
-    """All differences whose two cells were scored; Holm's correction is over exactly these."""
+    """All differences whose two cells have a scored seed; Holm's correction is over exactly these."""
     found = []
     for what, a, b in pairs(results.rows()):
         sides = [results.scored(*name.split("@"), checkpoint) for name in (a, b)]
         if sides[0] is None or sides[1] is None:
             continue
-        interval = paired_difference(sides[0], sides[1], np.random.default_rng(SEED))
-        found.append(Contrast(what, a, b, interval.estimate, interval.low, interval.high, interval.p_value, np.nan))
+        interval = paired_difference(sides[0], sides[1])
+        numbers = (interval.estimate, interval.low, interval.high, interval.p_value, np.nan)
+        found.append(Contrast(what, a, b, *numbers, (len(sides[0]), len(sides[1])), interval.over))
     adjusted = holm([item.p_value for item in found])
     return [replace(item, p_holm=float(value)) for item, value in zip(found, adjusted, strict=True)]
 
 
 def pairs(rows: Iterable[tuple[str, str]] = ()) -> Iterator[tuple[str, str, str]]:
-    """(what differs, cell with it, cell without it): over Table 1, lag 8 against lag 1, then SAT, R3 and TIS at each lag; and every
-    variant among `rows` against its method.
+    """(what differs, cell with it, cell without it): over Table 1, lag 8 against lag 1, then SAT, R3 and TIS at each lag (those
+    besides 1 and 8 where `rows` has both); among `rows`, each method against itself uncorrected, and every variant against its
+    method.
     """
+    rows = list(dict.fromkeys(rows))
     for method in TABLE_1:
         yield "lag", f"{method}@8", f"{method}@1"
-    for lag in LAGS:
+    known = {*rows, *((method, lag) for method in TABLE_1 for lag in LAGS)}
+    for lag in dict.fromkeys([*LAGS, *(lag for _, lag in rows)]):
         for a in TABLE_1:
             for b in TABLE_1:
                 what = _added(METHODS[a], METHODS[b])
-                if what:
+                if what and {(a, lag), (b, lag)} <= known:
                     yield what, f"{a}@{lag}", f"{b}@{lag}"
+    for method, lag in rows:
+        corrected = method.removesuffix(UNCORRECTED)
+        if corrected != method and (corrected, lag) in rows:
+            yield "correction", f"{corrected}@{lag}", f"{method}@{lag}"
     for method, lag in rows:
         base, plus, _ = method.partition(VARIANT)
         if plus:

@@ -11,14 +11,15 @@ from pipeline.assemble.markdown import table
 from pipeline.objective.methods import method_of
 
 MISSING = "–"
-CONTRAST_HEAD = ("Difference", "Points", "p", "p, Holm")
+CONTRAST_HEAD = ("Difference", "Points", "p", "p, Holm", "Seeds", "Spread over")
 CURVE_HEAD = (
     *("Curve", "Lag", "Tail mean: paper", "ours", "Settles at: paper", "ours", "Period: paper", "ours", "Peak at: paper", "ours"),
     *("Correlation", "Steps", "Notes"),
 )
 CONTRAST_NOTE = (
-    "Fresh accuracy of the last checkpoint, paired by problem, 95 % intervals by bootstrap over seeds and problems. p, Holm: "
-    "adjusted over all rows, so that the chance of any false positive among them is 5 %."
+    "Fresh accuracy of the last checkpoint, paired by problem, 95 % t intervals. p, Holm: adjusted over all rows, so that the "
+    "chance of any false positive among them is 5 %. Seeds: scored of either cell; a cell with one adds no spread between runs "
+    "to the interval, which is then too narrow for a statement about methods."
 )
 CURVE_NOTE = (
     "Mean over our seeds beside the longest published run. Settles: from there on the mean over 8 values stays within a quarter of "
@@ -35,6 +36,8 @@ def contrast_rows(items: Iterable[Contrast]) -> list[list[str]]:
             f"{100 * item.estimate:+.1f} [{100 * item.low:+.1f}, {100 * item.high:+.1f}]",
             p_text(item.p_value),
             p_text(item.p_holm),
+            " and ".join(map(str, item.seeds)),
+            ", ".join(item.over),
         ]
         for item in items
     ]
@@ -64,7 +67,10 @@ def curve_lines(items: Sequence[CurveComparison]) -> list[str]:
 
 def from_json(content: Mapping[str, Any]) -> tuple[list[Contrast], list[CurveComparison]]:
     """The two lists as diff.json holds them."""
-    differences = [Contrast(**{key: value for key, value in item.items() if key != "label"}) for item in content["contrasts"]]
+    differences = [
+        Contrast(**{key: tuple(value) if isinstance(value, list) else value for key, value in item.items() if key != "label"})
+        for item in content["contrasts"]
+    ]
     curves = [
         CurveComparison(**item | {side: Shape(**item[side]) if item[side] else None for side in ("paper", "ours")})
         for item in content["curves"]

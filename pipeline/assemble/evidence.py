@@ -1,14 +1,16 @@
 """The statistics that claims are decided by: each turns a rule and a comparison into numbers and a finding.
 
-A finding is supports | contradicts | undecided | missing | void. missing says that a cell was not read, so that it can never be
-mistaken for a result; void says that the comparison has no object and does not count. Every statistic also reads the paper's own
-Table 1, where it can, for the side it shows there.
+A finding is supports | contradicts | undecided | missing | void | one-seed. missing says that a seed of a cell was not read, so
+that it can never be mistaken for a result; void says that the comparison has no object and does not count; one-seed says that cells
+were compared by one run each, whose numbers stand but decide nothing, because the spread between runs is unknown. Every statistic
+also reads the paper's own Table 1, where it can, for the side it shows there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from pipeline.assemble.collect import TAIL, mismatch_series
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
-from pipeline.evaluation.estimators import Interval, contrast_interval, log_ratio_of_means, t_interval
+from pipeline.evaluation.estimators import SEEDS, Interval, binomial_interval, contrast_interval, log_ratio_of_means, t_interval
 from pipeline.objective.methods import METHODS, TABLE_1, method_of
 
 BASE = "base_policy"
@@ -27,7 +29,7 @@ BASE = "base_policy"
 @dataclass(frozen=True)
 class Evidence:
     """What one comparison shows: its name, the finding, the numbers as text and as an interval, the paper's own value, and how
-    many runs were counted where runs are what is counted.
+    many runs were counted where runs are what is counted. pooled: it is the mean of the comparisons before it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Evidence:
     interval: Interval | None = None
     paper: float | None = None
     runs: int | None = None
+    pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,31 +68,50 @@ class Side:
 
 @dataclass(frozen=True)
 class Context:
-    """All that a statistic may look at, and how its intervals are made."""
+    """All that a statistic may look at, and the level of its intervals."""
 
     results: Results
     reference: Reference
     level: float
-    draws: int
-    seed: int
 
-    def contrast(self, groups: Sequence[tuple[float, NDArray[np.bool_]]]) -> Callable[[float], Interval]:
-        """The interval of a weighted sum of accuracies, for any level; every call draws the same problems."""
-        return lambda level: contrast_interval(
-            groups, np.random.default_rng(self.seed), draws=self.draws, level=level, cautious=level > self.level
-        )
+    def absent(self, sides: Iterable[Side], *, scored: bool = False) -> str:
+        """The seeds of the sides that were not read (or have no fresh samples of the checkpoint), as text; "" where all were."""
+        found = []
+        for side in dict.fromkeys(sides):
+            if side.method == BASE:
+                found += [] if "scoring" in self.results.base else [f"{side.label} not scored"]
+                continue
+            runs = self.results.of(side.method, side.lag)
+            known = {run.cell.seed for run in runs if not scored or side.checkpoint in run.score}
+            lacking = [str(seed) for seed in self.results.settings.seeds if seed not in known]
+            if lacking:
+                word = "scored" if scored else "read"
+                found.append(f"{side.label}: seed{'s' if len(lacking) > 1 else ''} {', '.join(lacking)} not {word}")
+        return "; ".join(dict.fromkeys(found))
 
-    def ratio(self, a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> Callable[[float], Interval]:
-        """The interval of a ratio of means, for any level."""
+    def held(self, finding: str) -> str:
+        """The finding of a comparison of cells of which every seed was read: "one-seed" where that is one."""
+        return "one-seed" if len(self.results.settings.seeds) < 2 else finding
 
-        def make(level: float) -> Interval:
-            rng = np.random.default_rng(self.seed)
-            log = log_ratio_of_means(a, b, rng, draws=self.draws, level=level, cautious=level > self.level)
-            return Interval(
-                float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value
-            )
+    def contrast(self, terms: Sequence[tuple[float, Side]]) -> Callable[[float], Interval]:
+        """The interval of a weighted sum of fresh accuracies of scored cells, for any level; seeds of one cell are paired."""
+        groups = [(weight, _outcomes(side, self.results)) for weight, side in terms]
+        return lambda level: contrast_interval(groups, level, runs=[(side.method, side.lag) for _, side in terms])
 
-        return make
+    def counted(self, marks: Sequence[bool]) -> str:
+        """ "1 of 3 [1 %, 91 %]": how many runs, and Clopper and Pearson's interval of the chance."""
+        interval = binomial_interval(sum(marks), len(marks), self.level)
+        return f"{sum(marks)} of {len(marks)} [{100 * interval.low:.0f} %, {100 * interval.high:.0f} %]"
+
+
+def ratio(a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> Callable[[float], Interval]:
+    """The interval of a ratio of means, for any level."""
+
+    def make(level: float) -> Interval:
+        log = log_ratio_of_means(a, b, level)
+        return Interval(float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value)
+
+    return make
 
 
 def decide(interval: Interval, direction: str, threshold: float) -> str:
@@ -133,28 +155,28 @@ def pairs_of(rule: Mapping[str, Any]) -> list[tuple[Side, Side]]:
 
 def accuracy(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
     """Paired differences of fresh accuracy; with `pool` a last piece of evidence for their mean, which alone decides."""
-    found, groups, papers = [], [], []
+    found, terms, papers = [], [], []
     pairs = pairs_of(rule)
     for a, b in pairs:
         name = f"{a.label} − {b.label}" if a.checkpoint == b.checkpoint else f"{a.label}: {a.checkpoint} − {b.checkpoint}"
         paper = _paper_difference(a, b, context.reference) if a.checkpoint == b.checkpoint else None
-        sides = [_outcomes(side, context.results) for side in (a, b)]
-        if sides[0] is None or sides[1] is None:
-            found.append(Evidence(name, "missing", "not scored", paper=paper))
+        absent = context.absent((a, b), scored=True)
+        if absent:
+            found.append(Evidence(name, "missing", absent, paper=paper))
             continue
-        pair = [(1.0, sides[0]), (-1.0, sides[1])]
-        groups.append(pair)
+        pair = [(1.0, a), (-1.0, b)]
+        terms += pair
         papers.append(paper)
         interval, finding = find(context.contrast(pair), rule, context.level, len(pairs))
-        found.append(Evidence(name, finding, points(interval), interval, paper))
-    if rule.get("pool") and groups:
-        pooled = [(weight / len(groups), outcomes) for pair in groups for weight, outcomes in pair]
-        interval, finding = find(context.contrast(pooled), rule, context.level, 1)
+        found.append(Evidence(name, context.held(finding), points(interval), interval, paper))
+    if rule.get("pool") and terms:
+        count = len(terms) // 2
+        interval, finding = find(context.contrast([(weight / count, side) for weight, side in terms]), rule, context.level, 1)
         known = [paper for paper in papers if paper is not None]
-        if len(groups) < len(pairs):
-            finding = "undecided"
-        name = f"mean of {len(groups)} differences" + ("" if len(groups) == len(pairs) else f" of {len(pairs)}")
-        found.append(Evidence(name, finding, points(interval), interval, float(np.mean(known)) if known else None))
+        finding = context.held(finding if count == len(pairs) else "undecided")
+        name = f"mean of {count} differences" + ("" if count == len(pairs) else f" of {len(pairs)}")
+        paper = float(np.mean(known)) if known else None
+        found.append(Evidence(name, finding, points(interval), interval, paper, pooled=True))
     return found
 
 
@@ -167,12 +189,13 @@ def mismatch_ratio(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
         rows = [context.reference.row(side.method, side.lag) for side in (a, b)]
         paper = rows[0]["mismatch"] / rows[1]["mismatch"] if rows[0] and rows[1] else None
         series = _mismatch_of_pair(a, b, rule["window"], context.results)
-        if series is None:
-            found.append(Evidence(name, "missing", "no finite mismatch to compare", paper=paper))
+        absent = context.absent((a, b))
+        if absent or series is None:
+            found.append(Evidence(name, "missing", absent or "no finite mismatch to compare in some run", paper=paper))
             continue
-        interval, finding = find(context.ratio(*series), rule, context.level, len(pairs))
+        interval, finding = find(ratio(*series), rule, context.level, len(pairs))
         text = f"×{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-        found.append(Evidence(name, finding, text, interval, paper))
+        found.append(Evidence(name, context.held(finding), text, interval, paper))
     return found
 
 
@@ -182,13 +205,14 @@ def collapse(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
     for side in (Side.parse(text, "last") for text in rule["cells"]):
         row = context.reference.row(side.method, side.lag)
         paper = float(row["later_collapse"]) if row else None
-        marks = _collapses(side, context.results)
-        if not marks:
-            found.append(Evidence(side.label, "missing", "no run", paper=paper))
+        absent = context.absent([side])
+        if absent:
+            found.append(Evidence(side.label, "missing", absent, paper=paper))
             continue
-        text = f"{sum(marks)} of {len(marks)} collapsed"
+        marks = _collapses(side, context.results)
         finding = "undecided" if len(set(marks)) > 1 else "supports" if marks[0] == rule["expect"] else "contradicts"
-        found.append(Evidence(side.label, finding, text, paper=paper, runs=len(marks)))
+        text = f"{context.counted(marks)} collapsed"
+        found.append(Evidence(side.label, context.held(finding), text, paper=paper, runs=len(marks)))
     return found
 
 
@@ -196,18 +220,19 @@ def rescue(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
     """Whether `a` stays up where `b` collapses; where `b` stays up there is nothing to prevent."""
     found = []
     for a, b in pairs_of(rule):
-        ours, theirs = _collapses(a, context.results), _collapses(b, context.results)
         name = f"{a.label} against {b.label}"
-        if not ours or not theirs:
-            found.append(Evidence(name, "missing", "no run"))
+        absent = context.absent((a, b))
+        if absent:
+            found.append(Evidence(name, "missing", absent))
             continue
-        text = f"{sum(ours)} of {len(ours)} against {sum(theirs)} of {len(theirs)} collapsed"
+        ours, theirs = _collapses(a, context.results), _collapses(b, context.results)
+        text = f"{context.counted(ours)} against {context.counted(theirs)} collapsed"
         if not any(theirs):
             found.append(Evidence(name, "void", f"{text}: nothing to prevent"))
-        elif all(theirs) and len(set(ours)) == 1:
-            found.append(Evidence(name, "contradicts" if ours[0] else "supports", text))
-        else:
-            found.append(Evidence(name, "undecided", text, runs=min(len(ours), len(theirs))))
+            continue
+        decided = all(theirs) and len(set(ours)) == 1
+        finding = "undecided" if not decided else "contradicts" if ours[0] else "supports"
+        found.append(Evidence(name, context.held(finding), text, runs=min(len(ours), len(theirs))))
     return found
 
 
@@ -219,8 +244,9 @@ def step_bound(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
         columns = [run.steps[rule["column"]].to_numpy(dtype=float) for run in context.results.of(side.method, side.lag)]
         values = np.concatenate(columns) if columns else np.array([])
         values = values[np.isfinite(values)]
-        if len(values) == 0:
-            found.append(Evidence(side.label, "missing", "no value"))
+        absent = context.absent([side]) or ("" if len(values) else "no value")
+        if absent:
+            found.append(Evidence(side.label, "missing", absent))
             continue
         finding = "supports" if values.max() <= limit + 1e-6 else "contradicts"
         found.append(Evidence(side.label, finding, f"largest {values.max():.4f}, limit {limit:.4g}, {len(values)} steps"))
@@ -228,21 +254,29 @@ def step_bound(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
 
 
 def sawtooth(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
-    """Mean log mismatch at the larger lags of every publication interval minus that at the smaller ones."""
+    """Mean log mismatch at the larger lags of every publication interval minus that at the smaller ones.
+
+    One value a run, its mean over intervals, since the intervals of a run are not independent of each other; of a single run its
+    intervals, which then speak of that run.
+    """
     found = []
     for side in (Side.parse(text, "last") for text in rule["cells"]):
-        contrasts: list[float] = []
+        runs = []
         for run in context.results.of(side.method, side.lag):
-            interval = context.results.settings.lags[side.lag].broadcast_interval
             series = mismatch_series(run)
-            contrasts += cycle_contrasts(series.index.to_numpy(), series.to_numpy(), interval)
-        if len(contrasts) < 2:
-            found.append(Evidence(side.label, "missing", "no whole publication interval"))
+            length = context.results.settings.lags[side.lag].broadcast_interval
+            runs.append(cycle_contrasts(series.index.to_numpy(), series.to_numpy(), length))
+        several = len(runs) > 1
+        absent = context.absent([side])
+        if absent or not (all(runs) if several else len(runs[0]) > 1):
+            found.append(Evidence(side.label, "missing", absent or "no whole publication interval in some run"))
             continue
-        log = t_interval(contrasts, context.level, over="publication intervals")
-        ratio, low, high = (np.exp(value) for value in (log.estimate, log.low, log.high))
-        text = f"×{ratio:.2f} [{low:.2f}, {high:.2f}] late over early, {len(contrasts)} intervals"
-        found.append(Evidence(side.label, decide(log, rule["direction"], rule["threshold"]), text, log))
+        values, over = ([float(np.mean(run)) for run in runs], SEEDS) if several else (runs[0], "publication intervals")
+        log, finding = find(partial(t_interval, values, over=over), rule, context.level, len(rule["cells"]))
+        factor, low, high = (np.exp(value) for value in (log.estimate, log.low, log.high))
+        where = f"{sum(map(len, runs))} intervals of {len(runs)} run{'s' if several else ''}"
+        text = f"×{factor:.2f} [{low:.2f}, {high:.2f}] late over early, {where}"
+        found.append(Evidence(side.label, finding, text, log))
     return found
 
 
@@ -268,10 +302,11 @@ def points(interval: Interval) -> str:
     return f"{100 * interval.estimate:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}] points{p_value}"
 
 
-def _outcomes(side: Side, results: Results) -> NDArray[np.bool_] | None:
-    if side.method == BASE:
-        return results.base["scoring"][None] if "scoring" in results.base else None
-    return results.scored(side.method, side.lag, side.checkpoint)
+def _outcomes(side: Side, results: Results) -> NDArray[np.bool_]:
+    """Fresh outcomes [seeds, problems, samples] of a side of which some seed was scored."""
+    outcomes = results.base["scoring"][None] if side.method == BASE else results.scored(side.method, side.lag, side.checkpoint)
+    assert outcomes is not None, f"{side.label} was not scored"
+    return outcomes
 
 
 def _collapses(side: Side, results: Results) -> list[bool]:
@@ -285,8 +320,8 @@ def _mismatch_of_pair(a: Side, b: Side, window: str, results: Results) -> Sequen
         onsets = [results.collapses[run.cell].onset_step for side in runs for run in side]
         end = min((onset for onset in onsets if onset is not None), default=None)
     series = [[mismatch_series(run, tail=TAIL, before=end).to_numpy() for run in side] for side in runs]
-    series = [[values[values > 0] for values in side if np.any(values > 0)] for side in series]
-    return series if series[0] and series[1] else None
+    series = [[values[values > 0] for values in side] for side in series]
+    return series if all(side and all(map(len, side)) for side in series) else None
 
 
 def _paper_difference(a: Side, b: Side, reference: Reference) -> float | None:

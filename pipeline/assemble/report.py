@@ -93,6 +93,7 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "words": WORDS,
         "summary": inputs.diff["summary"],
         "claims": inputs.diff["claims"],
+        "seed_notes": inputs.diff["seed_notes"],
         "collapse_rule": RULE,
         "blocks": table_blocks(inputs.rows),
         "column_names": COLUMN_NAMES,

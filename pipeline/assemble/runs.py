@@ -25,8 +25,6 @@ from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
 from pipeline.launch.status import CellStatus, cell_status
 
-INTERVAL_SEED = 26071
-
 # what the assembly reads; cells may record more
 STEP_COLUMNS = (
     *("step", "first_of_batch", "lag_histogram", "reward_mean", "response_length_mean", "truncated_share", "zero_variance_share"),
@@ -147,9 +145,7 @@ class Results:
         if key not in self._intervals:
             outcomes = self.scored(method, lag, checkpoint)
             self._intervals[key] = (
-                Interval(np.nan, np.nan, np.nan, 0.95, ())
-                if outcomes is None
-                else hierarchical_interval(outcomes, np.random.default_rng(INTERVAL_SEED))
+                Interval(np.nan, np.nan, np.nan, 0.95, ()) if outcomes is None else hierarchical_interval(outcomes)
             )
         return self._intervals[key]
 

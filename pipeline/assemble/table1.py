@@ -17,7 +17,7 @@ import pandas as pd
 from pipeline.artifacts import write_text
 from pipeline.assemble.collect import read_summary
 from pipeline.assemble.runs import Results
-from pipeline.evaluation.estimators import avg_at_k
+from pipeline.evaluation.estimators import avg_at_k, binomial_interval
 from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 
 LAGS = ("1", "8")
@@ -200,8 +200,15 @@ def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
 def notes(rows: Sequence[Row], results: Results) -> list[str]:
     """What a reader must know to read the numbers."""
     problems, scoring = results.settings.problems, results.settings.evaluation
-    seeds = max((row.seeds_read for row in rows), default=0)
-    over = "problems only: one seed says nothing about the spread between seeds" if seeds <= 1 else "seeds and problems"
+    single = [row for row in rows if row.seeds_read == 1]
+    over = "seeds and problems"
+    if len(single) == sum(row.seeds_read > 0 for row in rows):
+        over = "problems only: one seed says nothing about the spread between seeds"
+    elif single:
+        over += "; problems only, one seed says nothing about the spread between seeds, for "
+        over += ", ".join(f"{row.label} lag {row.lag}" for row in single)
+    most = max((row.seeds_read for row in rows), default=0)
+    chance = f" 0 of {most} is compatible with a chance of up to {binomial_interval(0, most).high:.0%} (95 %)." if most else ""
     lines = [
         "Accuracy in %, mean over the seeds read. best, last, tail mean (trailing 25 %): held-out curve, "
         f"{problems.evaluation_count} "
@@ -212,7 +219,7 @@ def notes(rows: Sequence[Row], results: Results) -> list[str]:
         "last checkpoint, "
         f"with the 95 % interval over {over}.",
         "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † "
-        "collapsed / seeds read.",
+        f"collapsed / seeds read.{chance}",
     ]
     if results.base:
         named = {"evaluation": "evaluation", "scoring": "fresh"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import yaml
 
 from pipeline.artifacts import Cell
 from pipeline.assemble.claims import KEYS, evaluate, evaluate_claims, judge
+from pipeline.assemble.collect import summarise
+from pipeline.assemble.comparison import compare_cell, same
 from pipeline.assemble.diff import diff_exit_status
 from pipeline.assemble.evidence import STATISTICS, Context, Evidence, Side, cycle_contrasts, decide, find, pairs_of
 from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
+from pipeline.assemble.table1 import rows_of
 from pipeline.assemble.verdicts import VERDICTS, weakest
 from pipeline.evaluation.estimators import Interval
 from pipeline.objective.methods import TABLE_1
@@ -26,10 +30,10 @@ CLAIMS = yaml.safe_load((REFERENCE / "claims.yaml").read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict:
-    """The claims on one seed of all 33 cells in which gspo@8, grpo@8 and grpo-uncorrected@8-15 collapse and dppo@8 is missing."""
+    """The claims on three seeds of 33 cells: gspo@8, grpo@8 and grpo-uncorrected@8-15 collapse, a dppo@8 is missing."""
     collapsed = {("grpo-uncorrected", "8-15"): 110, ("gspo", "8"): 150, ("grpo", "8"): 140}
-    world = synthetic.World(collapsed, missing=[Cell("dppo", "8", 0)], seed_sd=0.0)
-    made = synthetic.write_run(tmp_path_factory.mktemp("claims"), world)
+    world = synthetic.World(collapsed, missing=[Cell("dppo", "8", 1)], seed_sd=0.0)
+    made = synthetic.write_run(tmp_path_factory.mktemp("claims"), world, {"seeds": 3})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made.root)
         results = read_results(made.layout, made.settings)
@@ -53,7 +57,7 @@ def verdicts(tmp_path_factory) -> dict:
         ("uncorrected-collapses", "reproduced"),
         ("corrected-do-not-collapse", "reproduced"),
         ("correction-raises-accuracy", "reproduced"),
-        ("lag-raises-mismatch", "inconclusive"),  # one cell of 26 is missing
+        ("lag-raises-mismatch", "inconclusive"),  # one seed of one cell of 26 is missing
     ],
 )
 def test_a_planted_effect_is_found(verdicts, claim, verdict):
@@ -61,10 +65,57 @@ def test_a_planted_effect_is_found(verdicts, claim, verdict):
 
 
 def test_a_missing_cell_is_named_in_the_evidence(verdicts):
-    assert [item.name for item in verdicts["lag-raises-mismatch"].evidence if item.finding == "missing"] == [
-        "DPPO, lag 8 / DPPO, lag 1"
+    assert [(item.name, item.text) for item in verdicts["lag-raises-mismatch"].evidence if item.finding == "missing"] == [
+        ("DPPO, lag 8 / DPPO, lag 1", "DPPO, lag 8: seed 1 not read")
     ]
     assert verdicts["lag-raises-mismatch"].reason == "12 of 13 support, 1 missing"
+    (absent,) = {item.text for item in verdicts["dppo-between"].evidence if item.finding == "missing"}
+    assert absent == "DPPO, lag 8: seed 1 not scored"
+
+
+def test_runs_that_are_left_decide_nothing(tmp_path, monkeypatch):
+    """Three seeds configured, one GRPO run read, which did not collapse: no verdict against the claim that GRPO collapses."""
+    world = synthetic.World({}, missing=[Cell("grpo", "8", 0), Cell("grpo", "8", 2)])
+    made = synthetic.write_run(tmp_path, world, {"seeds": 3, **synthetic.cells(["grpo", "gspo", "sat-grpo"], ["8"])})
+    monkeypatch.chdir(tmp_path)
+    found = {claim.id: claim for claim in evaluate_claims(read_results(made.layout, made.settings), read_reference())}
+    grpo, gspo = found["baselines-collapse-lag8"].evidence
+    assert (grpo.finding, grpo.text) == ("missing", "GRPO, lag 8: seeds 0, 2 not read")
+    assert (gspo.finding, gspo.text) == ("contradicts", "0 of 3 [0 %, 71 %] collapsed")
+    assert found["baselines-degrade-lag8"].evidence[0].finding == found["sat-prevents-collapse"].evidence[0].finding == "missing"
+    assert found["sat-raises-accuracy"].verdict == "not-testable"
+
+
+def test_one_seed_decides_what_lies_within_a_run_only(tmp_path, monkeypatch):
+    """The same planted world by one seed each: numbers, but no verdict on cells that are compared."""
+    overrides = synthetic.cells(["grpo", "gspo", "sat-grpo", "sat-gspo", "sat-grpo-r3", "sat-gspo-r3"], ["1", "8"])
+    made = synthetic.write_run(tmp_path, synthetic.World({("gspo", "8"): 150, ("grpo", "8"): 140}, seed_sd=0.0), overrides)
+    monkeypatch.chdir(tmp_path)
+    results = read_results(made.layout, made.settings)
+    found = {claim.id: claim for claim in evaluate_claims(results, read_reference())}
+    assert {found[name].verdict for name in ("gate-share-bounded", "mismatch-sawtooth")} == {"reproduced"}
+    for name in (
+        "baselines-collapse-lag8",
+        "baselines-degrade-lag8",
+        "sat-finishes",
+        "sat-prevents-collapse",
+        "sat-keeps-mean-mismatch",
+    ):
+        assert found[name].verdict == "inconclusive" and found[name].power is None
+        assert "with one seed: run-to-run spread is unknown" in found[name].reason
+        assert all(item.text for item in found[name].evidence)
+    full = dataclasses.replace(results, settings=results.settings.model_copy(update={"preset": "full"}))
+    assert "the paper's values are single runs too" in evaluate_claims(full, read_reference())[0].reason
+
+
+def test_the_paper_s_side_of_a_mean_counts_its_comparisons(tmp_path, monkeypatch):
+    """With and without cells: 8 bases and lags for SAT, 4 for TIS; the mean itself is not one of them."""
+    made = synthetic.write_run(tmp_path, synthetic.World({}), synthetic.cells(["grpo", "sat-grpo"], ["8"]))
+    monkeypatch.chdir(tmp_path)
+    results = read_results(made.layout, made.settings)
+    for read in (results, dataclasses.replace(results, runs={})):
+        found = {claim.id: claim.paper_side for claim in evaluate_claims(read, read_reference())}
+        assert (found["sat-raises-accuracy"], found["tis-below-sat"]) == ("8 of 8", "4 of 4")
 
 
 def test_the_paper_supports_its_own_claims(verdicts):
@@ -76,7 +127,7 @@ def test_the_paper_supports_its_own_claims(verdicts):
 
 def test_the_opposite_world_is_not_reproduced(tmp_path, monkeypatch):
     """The uncorrected baseline stays up and a SAT cell falls: three claims must say so."""
-    overrides = {"cells": {"table": {"methods": ["grpo", "sat-grpo"], "lags": ["8"]}}}
+    overrides = {"seeds": 2, "cells": {"table": {"methods": ["grpo", "sat-grpo"], "lags": ["8"]}}}
     overrides["cells"] |= {name: {"methods": [], "lags": []} for name in ("ablations", "figure1")}
     world = synthetic.World({("sat-grpo", "8"): 100, ("grpo", "8"): 100}, seed_sd=0.0)
     made = synthetic.write_run(tmp_path, world, overrides)
@@ -125,7 +176,7 @@ def test_a_misspelt_cell_is_refused(text):
 
 
 def test_an_unknown_key_or_statistic_is_refused(verdicts):
-    context = Context(None, None, 0.95, 10, 0)
+    context = Context(None, None, 0.95)
     with pytest.raises(ValueError, match="keys"):
         evaluate({"id": "x"}, context)
     with pytest.raises(ValueError, match="did you mean 'accuracy'"):
@@ -214,3 +265,40 @@ def test_exit_status_by_verdict(tmp_path):
         diff_exit_status(path, ["not_reproduced"])
     with pytest.raises(ValueError, match="does not exist; run"):
         diff_exit_status(tmp_path / "absent.json", ["not-reproduced"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-2.0, 2.9, "reproduced"),
+        (-2.0, 3.1, "inconclusive"),  # noisy: agrees with nothing
+        (-12.0, 14.0, "inconclusive"),
+        (0.5, 4.5, "inconclusive"),  # differs, but by less than the margin
+        (-9.0, -1.0, "not-reproduced"),
+        (math.nan, math.nan, "not-testable"),
+    ],
+)
+def test_noise_cannot_make_a_run_agree(low, high, verdict):
+    """Margin 3: agreement is the whole interval inside it, disagreement an interval without 0 around an estimate beyond it."""
+    assert same(interval(low, high), 3.0) == verdict
+
+
+def test_the_paper_s_own_preset_is_compared_at_its_very_problems(tmp_path, monkeypatch):
+    """A run read as preset full: best evaluation minus the paper's, with the samples' noise of ours (30 x 8) and of the paper's mean of
+    four runs of 30 x 16, 210 degrees of freedom; one seed decides, two missing ones prevent that.
+    """
+    made = synthetic.write_run(tmp_path, synthetic.World({}), synthetic.cells(["grpo"], ["1"]))
+    monkeypatch.chdir(tmp_path)
+    results, reference = read_results(made.layout, made.settings), read_reference()
+    (row,) = rows_of(results, summarise(results))
+    full = dataclasses.replace(results, settings=results.settings.model_copy(update={"preset": "full"}))
+    found = compare_cell(row, full, reference)
+    assert found.score.ours == pytest.approx(100 * row.best) and found.score.difference == pytest.approx(100 * row.best - 31.25)
+    (run,) = results.runs.values()
+    best = max(run.outcomes_by_version, key=lambda outcomes: outcomes.mean())
+    half = 1.9713 * np.sqrt(best.var(axis=1, ddof=1).mean() * (1 / 240 + 1 / 1920))
+    assert found.score.high - found.score.ours == pytest.approx(100 * half, rel=1e-3)
+    assert found.score.verdict == "not-reproduced" and found.mismatch.ours == pytest.approx(row.mismatch)
+    assert found.mismatch.low < row.mismatch < found.mismatch.high
+    short = compare_cell(dataclasses.replace(row, seeds_expected=3), full, reference)
+    assert {short.score.verdict, short.mismatch.verdict, short.collapse.verdict} == {"inconclusive"}

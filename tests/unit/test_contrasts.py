@@ -11,6 +11,7 @@ import pytest
 from pipeline.assemble import variants
 from pipeline.assemble.collect import summarise
 from pipeline.assemble.contrasts import contrasts, pairs
+from pipeline.assemble.differences import contrast_rows
 from pipeline.assemble.evidence import Evidence
 from pipeline.assemble.figures import FIGURES
 from pipeline.assemble.reference import read_reference
@@ -27,6 +28,15 @@ ABOVE = {"statistic": "accuracy", "direction": "above", "threshold": 0.0}
 def test_pairs_differ_in_one_thing():
     found = list(pairs())
     assert Counter(what for what, _, _ in found) == {"lag": 13, "R3": 12, "SAT": 8, "TIS": 8}
+    rows = [(method, "8-15") for method in ("grpo", "grpo-r3", "sat-grpo", "grpo-tis", "dppo", "grpo-uncorrected")]
+    more = set(pairs([*rows, ("gspo-uncorrected", "8"), ("gspo-uncorrected", "1"), ("gspo", "1")])) - set(found)
+    assert more == {
+        ("R3", "grpo-r3@8-15", "grpo@8-15"),
+        ("SAT", "sat-grpo@8-15", "grpo@8-15"),
+        ("TIS", "grpo-tis@8-15", "grpo@8-15"),
+        ("correction", "grpo@8-15", "grpo-uncorrected@8-15"),
+        ("correction", "gspo@1", "gspo-uncorrected@1"),
+    }
     assert ("SAT", "sat-gspo-r3@8", "gspo-r3@8") in found and ("lag", "dppo@8", "dppo@1") in found
     assert not any(a.startswith("dppo") for what, a, _ in found if what != "lag")
 
@@ -42,6 +52,7 @@ def test_differences_are_those_of_the_scores_and_corrected_over_the_list(tmp_pat
     difference = results.scored("grpo", "8", "last").mean() - results.scored("grpo", "1", "last").mean()
     assert found[0].estimate == pytest.approx(difference) and found[0].low < difference < found[0].high
     assert [item.p_holm for item in found] == pytest.approx(holm([item.p_value for item in found]))
+    assert found[0].seeds == (1, 1) and found[0].over == ("problems",) and contrast_rows(found)[0][4:] == ["1 and 1", "problems"]
     assert found[0].label == "GRPO: lag 8 − lag 1" and found[3].label == "SAT-GRPO − GRPO, lag 8"
 
 
@@ -63,7 +74,7 @@ def test_a_variant_is_a_row_of_its_own_beside_its_method(tmp_path, monkeypatch):
     shares = [float(results.scored(name, "8", "last").mean()) for name in ("grpo", "grpo+eps_high_0.28")]
     assert effect.accuracy == pytest.approx(shares) and effect.points[0] == pytest.approx(shares[1] - shares[0])
     (row, *_) = setting_rows(variants.from_json(json.loads(json.dumps(variants.as_json([effect])))))
-    assert row == setting_rows([effect])[0] and row[:3] == ["GRPO, eps high 0.28", "8", "1"]
+    assert row == setting_rows([effect])[0] and row[:3] == ["GRPO, eps high 0.28", "8", "1 → 1"]
     assert effect.mismatch[1] / effect.mismatch[0] == pytest.approx(effect.mismatch_ratio[0])
     plotted = FIGURES["figure4"].draw(results, read_reference()).data
     assert not any("+" in method for method in plotted["method"])
