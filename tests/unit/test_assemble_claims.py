@@ -284,8 +284,8 @@ def test_noise_cannot_make_a_run_agree(low, high, verdict):
 
 
 def test_the_paper_s_own_preset_is_compared_at_its_very_problems(tmp_path, monkeypatch):
-    """A run read as preset full: best evaluation minus the paper's, with the samples' noise of ours (30 x 8) and of the paper's mean of
-    four runs of 30 x 16, 210 degrees of freedom; one seed decides, two missing ones prevent that.
+    """A run read as preset full: best evaluation minus the paper's, with the samples' noise of ours (30 x 8) and of the paper's
+    mean of four runs of 30 x 16, 210 degrees of freedom; one seed decides, two missing ones prevent that.
     """
     made = synthetic.write_run(tmp_path, synthetic.World({}), synthetic.cells(["grpo"], ["1"]))
     monkeypatch.chdir(tmp_path)

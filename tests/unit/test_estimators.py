@@ -129,8 +129,8 @@ def test_coverage_is_nominal(seeds, problems, sd, shift, names):
     ],
 )
 def test_without_a_difference_p_values_are_as_rare_as_they_say(seeds, problems, spreads):
-    """3,000 worlds in which two cells differ by nothing but chance: p <= 0.05 in 5 % of them (standard error .4 %; up to 7 where the
-    cells' spreads are unequal), p <= 0.002 in at most 0.4 %.
+    """3,000 worlds in which two cells differ by nothing but chance: p <= 0.05 in 5 % of them (standard error .4 %; up to 7 where
+    the cells' spreads are unequal), p <= 0.002 in at most 0.4 %.
     """
     rng = np.random.default_rng(29)
     p_values = []
