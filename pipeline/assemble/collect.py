@@ -11,7 +11,6 @@ nonfinite_steps.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,14 +122,6 @@ def mismatch_series(run: CellRun, column: str = "mismatch", *, tail: float = 1.0
     return pd.Series(values[kept], index=step[kept])
 
 
-def lag_histogram(run: CellRun) -> Counter[int]:
-    """Response tokens trained on at each realised lag."""
-    total: Counter[int] = Counter()
-    for text in run.steps["lag_histogram"]:
-        total.update({int(lag): int(tokens) for lag, tokens in json.loads(text).items()})
-    return total
-
-
 def _last_summary(outcomes: NDArray[np.bool_]) -> dict[str, float]:
     """Fresh samples of the last checkpoint, 0/1 [problems, samples]: pass@k, both standard errors, the run's own interval."""
     interval = clustered_interval(outcomes)
@@ -163,7 +154,7 @@ def _step_summary(run: CellRun) -> dict[str, Any]:
     steps = run.steps
     late = steps[steps["step"] >= (1.0 - TAIL) * len(steps)]
     whole = mismatch_series(run)
-    lags = lag_histogram(run)
+    lags = run.tokens_by_lag
     tokens = sum(lags.values())
     return {
         "steps": len(steps),

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pandas as pd
 
-from pipeline.assemble.collect import lag_histogram
 from pipeline.assemble.drawing import WINDOW, Drawn, cross_handle, draw_curve, log_axis, mark_collapses, panels, side_legend
 from pipeline.assemble.paper_figures import MISMATCH, finish
 from pipeline.assemble.reference import Reference
@@ -107,7 +106,7 @@ def lag_panel(results: Results, reference: Reference) -> Drawn:
         tokens: Counter[int] = Counter()
         runs = [run for method, name in results.rows() if name == lag for run in results.of(method, lag)]
         for run in runs:
-            tokens.update(lag_histogram(run))
+            tokens.update(run.tokens_by_lag)
         panel.set_title(f"lag {lag}")
         panel.set_xlabel("realised lag, optimizer steps")
         panel.grid(axis="x", visible=False)

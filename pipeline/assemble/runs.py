@@ -6,8 +6,8 @@ nothing is dropped without being listed. Reading checks shapes once, so that eve
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,37 +15,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Cell, Layout
+from pipeline.assemble.cell_files import (
+    EVALUATION_COLUMNS,
+    RECORDED_SINCE,
+    SCORE_COLUMNS,
+    STEP_COLUMNS,
+    check_shape,
+    check_steps,
+    read_run_file,
+    read_table,
+    tokens_by_lag,
+)
 from pipeline.assemble.collapse import Collapse, find_collapse
 from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
 from pipeline.launch.status import CellStatus, cell_status
 
-# what the assembly reads; cells may record more
-STEP_COLUMNS = (
-    *("step", "first_of_batch", "lag_histogram", "reward_mean", "response_length_mean", "truncated_share", "zero_variance_share"),
-    *(
-        "skipped",
-        "finite",
-        "mismatch",
-        "k1",
-        "clip_share_low",
-        "clip_share_high",
-        "abs_d_p50",
-        "abs_d_p90",
-        "abs_d_p99",
-        "abs_d_max",
-    ),
-    *("sat_quantile", "sat_gate_share", "sat_radius_low", "sat_radius_high"),
-)
-EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
-RECORDED_SINCE = ("correct_strict",)  # read where a cell has it
-SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
-RUN_KEYS = ("method", "lag", "seed", "settings", "fingerprint", "wall_s", "steps")
 
 
 @dataclass(frozen=True)
@@ -63,13 +51,16 @@ class Gap:
 
 @dataclass(frozen=True)
 class CellRun:
-    """One finished run: its run.json, per-step rows, evaluation rows, and scoring rows (None where it was not scored)."""
+    """One finished run: its run.json, per-step rows, evaluation rows, scoring rows (None where it was not scored), and the response
+    tokens that were trained on at each realised lag.
+    """
 
     cell: Cell
     run: Mapping[str, Any]
     steps: pd.DataFrame
     evaluations: pd.DataFrame
     scores: pd.DataFrame | None
+    tokens_by_lag: Counter[int]
 
     @cached_property
     def accuracy_by_step(self) -> pd.DataFrame:
@@ -159,55 +150,63 @@ class Results:
 
 
 def read_results(layout: Layout, settings: Settings) -> Results:
-    """Read every cell of `settings` that is on disk."""
+    """Read every cell of `settings` that is on disk; the problems of all of them must be those of the run, else of the first."""
     runs: dict[Cell, CellRun] = {}
-    base, gaps = _read_base(layout, settings)
+    problems, gaps = _read_problems(layout)
     for cell in settings.all_cells():
         folder = layout.cell(cell)
         try:
-            runs[cell], notes = read_cell(folder, cell, settings)
-            gaps += notes
+            found, notes = read_cell(folder, cell, settings)
+            _same_problems({"evaluation": found.evaluations, "scoring": found.scores}, problems, folder)
         except FileNotFoundError as error:
             kind = "incomplete" if folder.exists() else "missing"
-            gaps.append(Gap(str(cell), kind, f"{error}; {_standing(cell_status(layout, settings, cell))}"))
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            gaps.append(Gap(str(cell), "unreadable", _one_line(error)))
+            gaps.append(Gap(str(cell), kind, f"{error}; {_standing(layout, settings, cell)}"))
+        except (OSError, ValueError) as error:
+            gaps.append(Gap(str(cell), "unreadable", str(error)))
+        else:
+            runs[cell] = found
+            gaps += notes
     gaps += [Gap(name, "extra", "on disk but not among the cells of this run") for name in _extra_cells(layout, settings)]
-    return Results(settings, runs, base, tuple(gaps))
+    base, more = _read_base(layout, settings, problems)
+    return Results(settings, runs, base, (*more, *gaps))
 
 
-def _standing(status: CellStatus) -> str:
+def _standing(layout: Layout, settings: Settings, cell: Cell) -> str:
     """Where an unfinished cell stands: "running at step 40 of 200", "failed at step 0 of 200: disk full"."""
+    try:
+        status = cell_status(layout, settings, cell)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{layout.cell_state(cell)} does not say where it stands ({type(error).__name__}: {error})"
     text = f"{status.state} at step {status.step} of {status.steps}" if status.state != "missing" else "not started"
-    return f"{text}: {_one_line(ValueError(status.note))}" if status.note else text
+    return f"{text}: {' '.join(status.note.split())[:240]}" if status.note else text
 
 
 def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, list[Gap]]:
     """Read and check one cell. Raises FileNotFoundError if it is unfinished, ValueError if its files are not what they should
     be.
     """
+    paths = {name: folder / f"{name}.parquet" for name in ("steps", "evals", "scores")}
     if not (folder / "run.json").exists():
         raise FileNotFoundError("not started" if not folder.exists() else "no run.json: still training, or interrupted")
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    absent = [key for key in RUN_KEYS if key not in run]
-    if absent:
-        raise ValueError(f"run.json lacks {', '.join(absent)}")
-    steps = _read_table(folder / "steps.parquet", STEP_COLUMNS)
-    evaluations = _read_table(folder / "evals.parquet", EVALUATION_COLUMNS, RECORDED_SINCE)
-    if len(steps) == 0 or len(evaluations) == 0:
-        raise ValueError(f"{len(steps)} steps and {len(evaluations)} evaluation rows; a finished cell has both")
-    _check_shape(evaluations, "step", settings.problems.evaluation_count, settings.evaluation.num_samples, "evals.parquet")
+    run = read_run_file(folder / "run.json", cell)
+    steps = read_table(paths["steps"], STEP_COLUMNS).sort_values("step", ignore_index=True)
+    check_steps(steps["step"].to_numpy(), range(run["steps"]), paths["steps"])
+    evaluations = read_table(paths["evals"], EVALUATION_COLUMNS, RECORDED_SINCE)
+    interval = run["settings"]["evaluation"]["interval"]
+    points = np.unique(evaluations["step"].to_numpy())
+    check_steps(points, range(interval - 1, run["steps"], interval), paths["evals"])
+    check_shape(evaluations, "step", settings.problems.evaluation_count, settings.evaluation.num_samples, paths["evals"])
     gaps = []
     scores = None
-    if (folder / "scores.parquet").exists():
-        scores = _read_table(folder / "scores.parquet", SCORE_COLUMNS)
-        _check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, "scores.parquet")
+    if paths["scores"].exists():
+        scores = read_table(paths["scores"], SCORE_COLUMNS)
+        check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, paths["scores"])
     else:
         gaps.append(Gap(str(cell), "unscored", "no scores.parquet: fresh accuracy of the last and the best checkpoint is missing"))
     changed = changed_settings(run["settings"], settings.cell(cell))
     if changed:
         gaps.append(Gap(str(cell), "settings", "made with other settings: " + "; ".join(changed[:4])))
-    return CellRun(cell, run, steps.sort_values("step", ignore_index=True), evaluations, scores), gaps
+    return CellRun(cell, run, steps, evaluations, scores, tokens_by_lag(steps["lag_histogram"].tolist(), paths["steps"])), gaps
 
 
 def outcome_matrix(rows: pd.DataFrame) -> NDArray[np.bool_]:
@@ -219,38 +218,39 @@ def outcome_matrix(rows: pd.DataFrame) -> NDArray[np.bool_]:
     return outcomes
 
 
-def _read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
-    if not path.exists():
-        raise ValueError(f"{path.name} is missing beside run.json")
-    with pq.ParquetFile(path, memory_map=True) as file:
-        present = set(file.schema_arrow.names)
-        table = file.read(columns=[name for name in (*columns, *optional) if name in present], use_threads=False)
-    absent = [name for name in columns if name not in present]
-    if absent:
-        raise ValueError(f"{path.name} lacks the columns {', '.join(absent)}")
-    return table.to_pandas(use_threads=False)
+def _read_problems(layout: Layout) -> tuple[dict[str, frozenset[str]], list[Gap]]:
+    """The ids of the run's held-out problems, by set; a set whose file is not there is left out."""
+    problems, gaps = {}, []
+    for name in ("evaluation", "scoring"):
+        path = layout.problems / f"{name}.parquet"
+        try:
+            if path.exists():
+                problems[name] = frozenset(read_table(path, ("id",))["id"])
+        except ValueError as error:
+            gaps.append(Gap("problems", "unreadable", str(error)))
+    return problems, gaps
 
 
-def _check_shape(frame: pd.DataFrame, key: str, problems: int, samples: int, name: str) -> None:
-    """Every value of `key` must come with every sample of every one of `problems` problems, once."""
-    keys, names = pd.factorize(frame[key])
-    per_key = np.bincount(keys, minlength=len(names))
-    problem, problem_ids = pd.factorize(frame["problem_id"])
-    sample, sample_ids = pd.factorize(frame["sample"])
-    rows = (keys * len(problem_ids) + problem) * len(sample_ids) + sample
-    wrong = np.flatnonzero(per_key != problems * samples)
-    if len(wrong):
-        raise ValueError(
-            f"{name}: {key} {names[wrong[0]]} has {per_key[wrong[0]]} rows, expected {problems} problems x {samples} samples"
-        )
-    if (len(problem_ids), len(sample_ids)) != (problems, samples) or len(np.unique(rows)) != len(rows):
-        raise ValueError(
-            f"{name} has {len(problem_ids)} problems x {len(sample_ids)} samples or repeated rows, expected {problems} x "
-            f"{samples} once each"
-        )
+def _same_problems(tables: Mapping[str, pd.DataFrame | None], problems: dict[str, frozenset[str]], folder: Path) -> None:
+    """Raise ValueError where a table has other problems than `problems`, which takes in those of a set it lacks.
+
+    Outcomes of cells are stacked and paired by the order of their problems, which says nothing unless the problems are the same.
+    """
+    for name, table in tables.items():
+        if table is None:
+            continue
+        ids = frozenset(table["problem_id"].unique())
+        other = sorted(ids - problems.setdefault(name, ids))
+        if other:
+            raise ValueError(
+                f"{name} problems other than the run's: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''}; delete the files "
+                f"in {folder} and run snakemake again"
+            )
 
 
-def _read_base(layout: Layout, settings: Settings) -> tuple[dict[str, NDArray[np.bool_]], list[Gap]]:
+def _read_base(
+    layout: Layout, settings: Settings, problems: dict[str, frozenset[str]]
+) -> tuple[dict[str, NDArray[np.bool_]], list[Gap]]:
     path = layout.base_policy / "evals.parquet"
     if not path.exists():
         return {}, [Gap("base_policy", "missing", "no evals.parquet: gains over the base cannot be given")]
@@ -258,16 +258,15 @@ def _read_base(layout: Layout, settings: Settings) -> tuple[dict[str, NDArray[np
         "evaluation": (settings.problems.evaluation_count, settings.evaluation.num_samples),
         "scoring": (settings.problems.scoring_count, settings.evaluation.scoring_samples),
     }
-    base = {}
     try:
-        frame = _read_table(path, SCORE_COLUMNS)
-        for name, (problems, samples) in counts.items():
-            rows = frame[frame["checkpoint"] == name]
-            _check_shape(rows, "checkpoint", problems, samples, "evals.parquet")
-            base[name] = outcome_matrix(rows)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        return {}, [Gap("base_policy", "unreadable", _one_line(error))]
-    return base, []
+        frame = read_table(path, SCORE_COLUMNS)
+        tables = {name: frame[frame["checkpoint"] == name] for name in counts}
+        for name, (count, samples) in counts.items():
+            check_shape(tables[name], "checkpoint", count, samples, path)
+        _same_problems(tables, problems, layout.base_policy)
+    except ValueError as error:
+        return {}, [Gap("base_policy", "unreadable", str(error))]
+    return {name: outcome_matrix(table) for name, table in tables.items()}, []
 
 
 def _extra_cells(layout: Layout, settings: Settings) -> list[str]:
@@ -276,9 +275,3 @@ def _extra_cells(layout: Layout, settings: Settings) -> list[str]:
     return sorted(
         name for path in root.glob("*/lag*/seed*/run.json") if (name := path.parent.relative_to(root).as_posix()) not in known
     )
-
-
-def _one_line(error: BaseException) -> str:
-    """The error in one line; its type too where the message was not written by this module."""
-    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())[:240]

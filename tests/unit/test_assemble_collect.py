@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.artifacts import Cell
 from pipeline.assemble.collapse import find_collapse, lasting_fall, leaves_band
-from pipeline.assemble.collect import COLUMNS, collect_stage, lag_histogram, mismatch_series, read_summary, summarise
+from pipeline.assemble.collect import COLUMNS, collect_stage, mismatch_series, read_summary, summarise
 from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
 from tests.unit import synthetic_results as synthetic
@@ -71,7 +71,7 @@ def row(table: pd.DataFrame, method: str, lag: str, seed: int) -> pd.Series:
         (Cell("gspo-tis", "1", 1), "missing", "not started"),
         (BROKEN["unfinished"], "incomplete", "no run.json"),
         (BROKEN["truncated"], "unreadable", "arrow|parquet"),
-        (BROKEN["json"], "unreadable", "JSONDecodeError"),
+        (BROKEN["json"], "unreadable", "run.json: Invalid JSON.*delete it and run snakemake again"),
         (BROKEN["column"], "unreadable", "evals.parquet lacks the columns correct"),
         (BROKEN["shape"], "unreadable", "scores.parquet: checkpoint last has 957 rows, expected 120 problems x 8 samples"),
         (BROKEN["unscored"], "complete", "no scores.parquet"),
@@ -135,7 +135,7 @@ def test_a_nonfinite_step_is_counted_and_kept_out_of_the_means(table):
 
 def test_realised_lags_are_those_of_the_schedule(run):
     results = read_results(run.layout, run.settings)
-    histogram = lag_histogram(results.of("grpo", "8")[0])
+    histogram = results.of("grpo", "8")[0].tokens_by_lag
     assert sorted(histogram) == list(range(9))
     assert json.loads(summarise(results).query("method == 'grpo' and lag == '8' and seed == 0")["lag_histogram"].iloc[0]) == {
         str(lag): count for lag, count in histogram.items()
