@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import BaseModel
 
-from pipeline.artifacts import read_json
+from pipeline.assemble.json_files import read_as
 from pipeline.assemble.table1 import MISSING
 from pipeline.objective.methods import method_of
 
@@ -47,24 +48,34 @@ def cost_totals(read: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def planned_and_measured(plan_file: Path, read: pd.DataFrame) -> dict[str, Any] | None:
-    """Estimated and measured wall time by method and lag, and in how many runs the interval held; None without a plan.
+class PlannedCell(BaseModel):
+    """One cell of plan.json; wall_s: low and high, in seconds."""
 
-    plan.json: {"cells": [{"method", "lag", "seed", "wall_s": [low, high]}, ...]}. Compared are runs that were planned and read.
+    method: str
+    lag: str
+    seed: int
+    wall_s: tuple[float, float]
+
+
+class Plan(BaseModel):
+    """What is shown of plan.json."""
+
+    cells: list[PlannedCell]
+
+
+def read_plan(path: Path) -> Plan | None:
+    """The estimates that `pipeline plan` wrote, None where it wrote none. Raises ValueError for a damaged file."""
+    remedy = "run `python -m pipeline plan` for this preset again, or delete it"
+    return read_as(Plan, path, remedy) if path.exists() else None
+
+
+def planned_and_measured(planned: Plan, read: pd.DataFrame) -> dict[str, Any]:
+    """Estimated and measured wall time by method and lag, and in how many runs the interval held.
+
+    Compared are runs that were planned and read.
     """
-    if not plan_file.exists():
-        return None
     plan = pd.DataFrame(
-        [
-            {
-                "method": cell["method"],
-                "lag": cell["lag"],
-                "seed": cell["seed"],
-                "low": cell["wall_s"][0],
-                "high": cell["wall_s"][1],
-            }
-            for cell in read_json(plan_file)["cells"]
-        ],
+        [(cell.method, cell.lag, cell.seed, *cell.wall_s) for cell in planned.cells],
         columns=["method", "lag", "seed", "low", "high"],
     )
     both = read[["method", "lag", "seed", "wall_s"]].dropna().merge(plan, on=["method", "lag", "seed"])

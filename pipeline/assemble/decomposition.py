@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import read_json
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.assemble.json_files import read_as
 from pipeline.assemble.table1 import Row
 
 HEAD = ("Measured", "Engine's precision", "Experts replayed", "Lag", "Mismatch", "Standard error", "Tokens", "Seeds")
@@ -33,6 +35,12 @@ class Level:
     n_tokens: int
     seeds: int
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # a key unknown here could be one more thing that was switched
+
+
+class _Rows(BaseModel):
+    rows: list[Level]
+
 
 @dataclass(frozen=True)
 class Share:
@@ -46,12 +54,8 @@ class Share:
 
 def read_levels(path: Path) -> list[Level]:
     """The measurements in `path`, none where it does not exist. Raises ValueError for rows that are not as described."""
-    if not path.exists():
-        return []
-    try:
-        return [Level(**row) for row in read_json(path)["rows"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: {error}; its rows have the keys {', '.join(Level.__annotations__)}") from error
+    remedy = "delete it and run snakemake again, which measures anew"
+    return list(read_as(_Rows, path, remedy).rows) if path.exists() else []
 
 
 def shares(levels: Sequence[Level]) -> list[Share]:
@@ -76,20 +80,20 @@ def shares(levels: Sequence[Level]) -> list[Share]:
 
 def in_training(levels: Sequence[Level], trained: Sequence[Row], dtype: str) -> list[list[str]]:
     """What lag adds in the cells themselves, whose engine computes in `dtype`: mismatch of GRPO without and with R3 over the last
-    quarter, by lag, less the level at equal weights; as text. The weights are trained ones, so that this is lag together with what
-    training changed.
+    quarter, by lag, less the level at equal weights; as text, the range over the seeds in brackets. The weights are trained ones,
+    so that this is lag together with what training changed.
     """
     equal = {level.replay: level for level in levels if (level.dtype, level.lag) == (dtype, 0)}
     replayed = {"grpo": False, "grpo-r3": True}
-    return [
-        [
-            f"lag {row.lag}, in training",
-            f"{row.mismatch - equal[replayed[row.method]].mismatch:+.3g}",
-            f"{row.label}, seeds read: {row.seeds_read} − {equal[replayed[row.method]].name}",
-        ]
-        for row in trained
-        if row.seeds_read and replayed.get(row.method) in equal
-    ]
+    found = []
+    for row in trained:
+        level = equal.get(replayed.get(row.method))
+        if level is None or row.seeds_read == 0:
+            continue
+        mean, low, high = (value - level.mismatch for value in (row.mismatch, row.mismatch_low, row.mismatch_high))
+        over = f", {row.seeds_read} seeds: [{low:+.3g}, {high:+.3g}]" if row.seeds_read > 1 else ", one seed"
+        found.append([f"lag {row.lag}, in training", f"{mean:+.3g}{over}", f"{row.label} − {level.name}"])
+    return found
 
 
 def view(levels: Sequence[Level], trained: Sequence[Row] = (), dtype: str = ROUNDED) -> dict[str, Any]:

@@ -7,10 +7,10 @@ figures and data stand in it - and report.md. What is missing is listed, never h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import pandas as pd
@@ -20,16 +20,18 @@ from pipeline.artifacts import Layout, read_json, write_text
 from pipeline.assemble import variants
 from pipeline.assemble.collapse import RULE
 from pipeline.assemble.collect import read_summary
-from pipeline.assemble.cost import cost_rows, cost_totals, planned_and_measured
-from pipeline.assemble.decomposition import read_levels, view
+from pipeline.assemble.cost import Plan, cost_rows, cost_totals, planned_and_measured, read_plan
+from pipeline.assemble.decomposition import Level, read_levels, view
 from pipeline.assemble.diff import DIFFERENT_SCALE, Comparison, cell_texts
 from pipeline.assemble.differences import CONTRAST_HEAD, CONTRAST_NOTE, CURVE_HEAD, CURVE_NOTE, contrast_rows, curve_rows, from_json
 from pipeline.assemble.figures import FIGURES, captions
 from pipeline.assemble.markdown import table
-from pipeline.assemble.presets import side_by_side
+from pipeline.assemble.presets import other_presets, side_by_side
+from pipeline.assemble.provenance import provenance
+from pipeline.assemble.ranks import spearman_interval
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.responses import disagreements, examples
-from pipeline.assemble.runs import Results
+from pipeline.assemble.runs import Gap, Results
 from pipeline.assemble.style import GRID, INK
 from pipeline.assemble.table1 import MISSING, Row, blocks, cells_of, leaders, notes, render_markdown, rows_of
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS
@@ -37,13 +39,14 @@ from pipeline.config import Settings
 from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import method_of
 
+DIFF_KEYS = {"comparable", "seeds", "summary", "ranks", "cells", "claims"}
 COLUMN_NAMES = ("Best", "Unbiased", "Last", "Tail", "Fresh last", "Mismatch", "Collapsed")
 
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What the report is made from: the cells, their summary, diff.json and diff.md, the folder of the figures, and the folder
-    where a run may have left plan.json and mismatch.json.
+    """What the report is made from: the cells, their summary, diff.json and diff.md, the folder of the figures, what a run may have
+    left beside (mismatch.json, plan.json, verdicts of other presets, manifests), and everything that is missing or damaged.
     """
 
     results: Results
@@ -53,20 +56,69 @@ class ReportInputs:
     diff: Mapping[str, Any]
     diff_page: str
     figures: Path
-    folder: Path
+    levels: Sequence[Level]
+    plan: Plan | None
+    presets: Mapping[str, Any] | None
+    made: Mapping[str, Any]
+    gaps: Sequence[Gap]
 
 
 def report_stage(results: Results, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
     """Write the report from cells.parquet, diff.json with diff.md beside it, the folder `figures`, and the cells on disk."""
-    table, content = read_summary(cells), read_json(diff)
-    page_text = diff.with_suffix(".md").read_text(encoding="utf-8")
-    rows = rows_of(results, table)
-    inputs = ReportInputs(
-        results, read_reference(), table, rows, content, page_text, figures, Layout(results.settings.preset).results
-    )
+    inputs = read_inputs(results, cells, diff, figures)
     shown = page(inputs)
     write_text(html, _template("report.html.j2", autoescape=True).render(shown))
     write_text(markdown, _template("report.md.j2", autoescape=False).render(shown | page_in_markdown(inputs, markdown.parent)))
+
+
+def read_inputs(results: Results, cells: Path, diff: Path, figures: Path) -> ReportInputs:
+    """Read what the report shows. What other stages write (cells.parquet, diff.json) must be there: ValueError otherwise; a damaged
+    file of those that may be absent is a gap.
+    """
+    table, content, layout = read_summary(cells), read_diff(diff), Layout(results.settings.preset)
+    others, preset_gaps = other_presets(results.settings.preset)
+    made, made_gaps = provenance(results, layout)
+    levels, level_gaps = _or_gap(read_levels, layout.results / "mismatch.json", [])
+    plan, plan_gaps = _or_gap(read_plan, layout.results / "plan.json", None)
+    return ReportInputs(
+        results=results,
+        reference=read_reference(),
+        cells=table,
+        rows=rows_of(results, table),
+        diff=content,
+        diff_page=diff.with_suffix(".md").read_text(encoding="utf-8"),
+        figures=figures,
+        levels=levels,
+        plan=plan,
+        presets=side_by_side(results.settings.preset, content, others),
+        made=made,
+        gaps=[*results.gaps, *made_gaps, *level_gaps, *plan_gaps, *preset_gaps],
+    )
+
+
+def read_diff(path: Path) -> dict[str, Any]:
+    """diff.json of this run. Raises ValueError, with the remedy, where another version wrote it."""
+    content = read_json(path)
+    try:
+        from_json(content), variants.from_json(content["settings"])
+        absent = DIFF_KEYS - content.keys()
+    except (KeyError, TypeError, AttributeError) as error:
+        absent = {str(error)}
+    if absent:
+        remedy = "run `python -m pipeline diff` or snakemake again"
+        raise ValueError(f"{path} was written by another version (it lacks {', '.join(sorted(absent))}); {remedy}")
+    return content
+
+
+T = TypeVar("T")
+
+
+def _or_gap(read: Callable[[Path], T], path: Path, nothing: T) -> tuple[T, list[Gap]]:
+    """What `read` finds in `path`, or `nothing` and the gap that says why."""
+    try:
+        return read(path), []
+    except ValueError as error:
+        return nothing, [Gap(path.name, "unreadable", str(error))]
 
 
 def _template(name: str, *, autoescape: bool) -> jinja2.Template:
@@ -99,17 +151,18 @@ def page(inputs: ReportInputs) -> dict[str, Any]:
         "column_names": COLUMN_NAMES,
         "notes": notes(inputs.rows, inputs.results),
         "diffs": diff_rows(inputs.diff),
-        "ranks": inputs.diff["ranks"],
+        "ranks": rank_texts(inputs.diff["ranks"]),
         "contrasts": {"head": CONTRAST_HEAD, "rows": contrast_rows(differences), "note": CONTRAST_NOTE},
         "changed": {"head": variants.HEAD, "rows": variants.setting_rows(effects), "note": variants.NOTE},
         "curves": {"head": CURVE_HEAD, "rows": curve_rows(curves), "note": CURVE_NOTE},
-        "presets": side_by_side(settings.preset, dict(inputs.diff)),
-        "mismatch": view(read_levels(inputs.folder / "mismatch.json"), inputs.rows, settings.rollout.dtype),
-        "plan": planned_and_measured(inputs.folder / "plan.json", read),
+        "presets": inputs.presets,
+        "made": inputs.made,
+        "mismatch": view(inputs.levels, inputs.rows, settings.rollout.dtype),
+        "plan": planned_and_measured(inputs.plan, read) if inputs.plan else None,
         "figures": figure_views(inputs),
         "costs": cost_rows(read),
         "totals": cost_totals(read),
-        "gaps": inputs.results.gaps,
+        "gaps": inputs.gaps,
         "trouble": trouble(read),
         "setting_groups": setting_groups(settings),
         "environment": environment_rows(inputs.results),
@@ -146,6 +199,17 @@ def diff_rows(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
             parts.append({"paper": paper, "ours": ours, "verdict": cell[name]["verdict"]})
         rows.append({"label": cell["label"], "lag": cell["lag"], "paper_best": f"{cell['paper_best']:.2f}", "parts": parts})
     return rows
+
+
+def rank_texts(ranks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Spearman's correlations, each with the number of methods and the interval that these, as a sample, leave."""
+    texts = []
+    for name, item in ranks.items():
+        value = MISSING if item["spearman"] is None else f"{item['spearman']:+.2f}"
+        interval = spearman_interval(item["spearman"], item["n"]) if item["spearman"] is not None else None
+        bounds = f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else ""
+        texts.append(f"{name} {value}{bounds}, n = {item['n']}")
+    return texts
 
 
 def figure_views(inputs: ReportInputs) -> list[dict[str, Any]]:
@@ -224,8 +288,7 @@ def page_in_markdown(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
         link = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
         shown = f"![{entry.title}]({link})" if path.exists() else "(not drawn)"
         pictures.append({"title": entry.title, "picture": shown, "caption": texts[name]})
-    presets = side_by_side(inputs.results.settings.preset, dict(inputs.diff))
-    rows = presets["rows"] if presets else []
+    rows = inputs.presets["rows"] if inputs.presets else []
     presets_rows = [[row["statement"], *(WORDS.get(verdict, MISSING) for verdict in row["verdicts"])] for row in rows]
     return {
         "table1": render_markdown(inputs.rows, inputs.results).split("\n", 1)[1].replace("\n## ", "\n### ").strip(),

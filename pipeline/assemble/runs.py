@@ -32,7 +32,7 @@ from pipeline.assemble.cell_files import (
 from pipeline.assemble.collapse import Collapse, find_collapse
 from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
-from pipeline.launch.status import CellStatus, cell_status
+from pipeline.launch.status import cell_status
 
 
 
@@ -242,10 +242,8 @@ def _same_problems(tables: Mapping[str, pd.DataFrame | None], problems: dict[str
         ids = frozenset(table["problem_id"].unique())
         other = sorted(ids - problems.setdefault(name, ids))
         if other:
-            raise ValueError(
-                f"{name} problems other than the run's: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''}; delete the files "
-                f"in {folder} and run snakemake again"
-            )
+            some = ", ".join([*other[:3], *(["..."] if len(other) > 3 else [])])
+            raise ValueError(f"{name} problems other than the run's: {some}; delete the files in {folder} and run snakemake again")
 
 
 def _read_base(

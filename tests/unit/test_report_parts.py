@@ -6,14 +6,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell, read_json
 from pipeline.assemble.collect import summarise
-from pipeline.assemble.decomposition import read_levels, shares
-from pipeline.assemble.presets import side_by_side
+from pipeline.assemble.decomposition import Level, in_training, read_levels, shares
+from pipeline.assemble.presets import other_presets, side_by_side
 from pipeline.assemble.responses import disagreements, traces
 from pipeline.assemble.runs import read_results
 from pipeline.assemble.stages import assemble
@@ -62,9 +63,17 @@ def test_mismatch_is_split_by_cause(run):
     assert found[1].se == pytest.approx(2**0.5 * 1e-4)
     cells = summarise(read_results(run.layout, run.settings))
     level = cells[(cells["method"] == "grpo") & (cells["lag"] == "8")]["mismatch"].iloc[0]
-    assert f"lag 8, in training: {level - 0.003:+.3g} (GRPO, seeds read: 1 − equal weights)" in page(run, "report.md")
+    assert f"lag 8, in training: {level - 0.003:+.3g}, one seed (GRPO − equal weights)" in page(run, "report.md")
     for name in ("report.html", "report.md"):
         assert "eight steps apart − equal weights" in page(run, name)
+
+
+def test_what_lag_adds_in_training_carries_seeds_and_their_range():
+    level = Level("equal", "bfloat16", False, 0, 0.003, 1e-4, 1, 1)
+    row = SimpleNamespace(
+        method="grpo", label="GRPO", lag="8", seeds_read=3, mismatch=0.012, mismatch_low=0.01, mismatch_high=0.016
+    )
+    assert in_training([level], [row], "bfloat16") == [["lag 8, in training", "+0.009, 3 seeds: [+0.007, +0.013]", "GRPO − equal"]]
 
 
 def test_a_cause_that_was_not_measured_is_left_out(tmp_path):
@@ -73,7 +82,7 @@ def test_a_cause_that_was_not_measured_is_left_out(tmp_path):
     path.write_text(json.dumps({"rows": synthetic.MISMATCH["rows"][:1]}))
     assert shares(read_levels(path)) == []
     path.write_text(json.dumps({"rows": [{"name": "x"}]}))
-    with pytest.raises(ValueError, match="n_tokens"):
+    with pytest.raises(ValueError, match=r"rows\.0\.dtype: Field required"):
         read_levels(path)
 
 
@@ -89,7 +98,9 @@ def test_estimated_time_stands_beside_the_measured_one(run):
 
 
 def test_presets_stand_side_by_side(run):
-    found = side_by_side("tiny", read_json(run.layout.results / "diff.json"))
+    others, gaps = other_presets("tiny")
+    found = side_by_side("tiny", read_json(run.layout.results / "diff.json"), others)
+    assert found and gaps == [] and side_by_side("tiny", {}, {}) is None
     assert [preset["name"] for preset in found["presets"]] == ["tiny", "full"]
     own, other = found["rows"][0]["verdicts"]
     assert other == "not-reproduced" and own != other
@@ -115,7 +126,7 @@ def test_markdown_has_every_part_of_the_page(run):
     headings = re.findall(r"^## (.*)$", page(run, "report.md"), re.MULTILINE)
     assert headings == [
         "Presets side by side", "Table 1", "Figures", "Where mismatch comes from", "Paper and ours", "Missing and failed",
-        "Time and cost", "Environment", "Some graded responses",
+        "How this was made", "Time and cost", "Environment", "Some graded responses",
     ]  # fmt: skip
     assert "### Differences between cells" in page(run, "report.md") and "### Curves beside" in page(run, "report.md")
     assert not Path("results/tiny/report.md").read_text().count("{{")
