@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,8 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pipeline.assemble.reference import Reference
-from pipeline.assemble.runs import Results
-from pipeline.assemble.series import Curve, paper_rows
+from pipeline.assemble.series import Curve, paper_rows, trailing_mean
 from pipeline.assemble.style import PAPER
 
 WINDOW = 8  # optimizer steps of the trailing means: one publication interval of lag 8, so that its sawtooth averages out
@@ -34,7 +34,7 @@ class Drawn:
 def draw_curve(
     axes: Axes, curve: Curve, colour: object, pattern: object, label: str, *, window: int = 1, raw: bool = False
 ) -> None:
-    """The mean over seeds as a line (a trailing mean over `window` rows), the seeds' range as a band; raw adds the first seed
+    """The mean over seeds as a line (a trailing mean over `window` steps), the seeds' range as a band; raw adds the first seed
     unsmoothed.
     """
     if raw and window > 1:
@@ -48,13 +48,18 @@ def draw_curve(
 
 
 def mark_collapses(
-    axes: Axes, results: Results, onsets: Mapping[tuple[str, str], Sequence[int]], curve: Curve, colour: object
+    axes: Axes, onsets: Mapping[tuple[str, str], Sequence[int]], curve: Curve, colour: object, *, window: int = 1
 ) -> None:
-    """A cross on the curve where a seed of it collapsed."""
-    mean = curve.smoothed(WINDOW if len(curve.steps) > 25 else 1).mean
+    """A cross where a seed collapsed, on the curve as it is drawn with the same `window`."""
+    mean = curve.smoothed(window).mean
     for onset in onsets.get((curve.method, curve.lag), ()):
         index = int(np.argmin(np.abs(curve.steps - onset)))
         axes.plot(curve.steps[index], mean[index], marker="X", markersize=9, color=colour, markeredgecolor="white", zorder=5)
+
+
+def smoothed(rows: pd.DataFrame, window: int) -> np.ndarray:
+    """Trailing means over `window` optimizer steps of a published curve, given as rows of step and value."""
+    return trailing_mean(rows["step"].to_numpy(dtype=np.int64), rows["value"].to_numpy(dtype=float), window)
 
 
 def paper_axis(axes: Axes, label: str) -> Axes:
@@ -78,21 +83,14 @@ def draw_paper(
     method: str,
     lag: str,
     metric: str,
-    pattern: object,
+    pattern: Any,
     window: int = 1,
 ) -> pd.DataFrame:
     """The paper's curve on `axes`, its steps scaled so that its whole run spans our `num_steps`; returns its rows, unscaled."""
     rows = paper_rows(reference, figure, method, lag, metric)
     if len(rows):
-        values = rows["value"].rolling(window, min_periods=1).mean()
-        axes.plot(
-            rows["step"].to_numpy() * num_steps / reference.num_steps,
-            values,
-            color=PAPER,
-            alpha=0.75,
-            linewidth=1.2,
-            linestyle=pattern,
-        )
+        steps = rows["step"].to_numpy() * num_steps / reference.num_steps
+        axes.plot(steps, smoothed(rows, window), color=PAPER, alpha=0.75, linewidth=1.2, linestyle=pattern)
     return rows
 
 
@@ -122,8 +120,8 @@ def side_legend(axes: Axes, *, title: str | None = None, extra: Sequence[Line2D]
         axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), title=title, handlelength=2.6)
 
 
-def paper_handle(label: str = "paper") -> Line2D:
-    return Line2D([], [], color=PAPER, linewidth=1.2, alpha=0.75, label=label)
+def paper_handle(label: str = "paper", pattern: Any = "-") -> Line2D:
+    return Line2D([], [], color=PAPER, linewidth=1.2, alpha=0.75, label=label, linestyle=pattern)
 
 
 def cross_handle() -> Line2D:

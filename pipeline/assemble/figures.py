@@ -72,4 +72,6 @@ def finish_drawing(processes: Sequence[BaseProcess]) -> None:
 def captions(settings: Settings, reference: Reference) -> dict[str, str]:
     """The caption of every figure for these settings."""
     seeds = len(settings.seeds)
-    return paper_figures.captions(reference, settings.trainer.steps, seeds) | panels.captions(seeds, gated_share_limit(settings))
+    return paper_figures.captions(reference, settings.trainer.steps, seeds, settings.problems.scoring_count) | panels.captions(
+        seeds, gated_share_limit(settings)
+    )

@@ -36,65 +36,68 @@ def stress_panel(results: Results, reference: Reference) -> Drawn:
                 continue
             rows.append(curve.rows())
             draw_curve(axes[0, column], curve, colour(method), pattern(method), method_of(method).label, window=window)
-            mark_collapses(axes[0, column], results, onsets, curve, colour(method))
+            mark_collapses(axes[0, column], onsets, curve, colour(method), window=window)
             if column == 2:
                 mismatches.append(curve.values)
     if results.base:
         axes[0, 1].axhline(100 * avg_at_k(results.base["evaluation"]), color=PAPER, linewidth=1.2, linestyle=":")
-    finish(axes[0, 0], results, "a  training reward", "mean reward")
-    finish(axes[0, 1], results, "b  held-out accuracy", "accuracy, %")
+    finish(axes[0, 0], "a  training reward", "mean reward")
+    finish(axes[0, 1], "b  held-out accuracy", "accuracy, %")
     log_axis(axes[0, 2], mismatches)
-    finish(axes[0, 2], results, "c  mismatch", MISMATCH)
+    finish(axes[0, 2], "c  mismatch", MISMATCH)
     crossed = any(onsets.get((method, STRESS_LAG)) for method in results.settings.cells.stress.methods)
     side_legend(axes[0, 2], extra=[cross_handle()] if crossed else [])
     return Drawn(figure, tidy(rows))
 
 
 def sat_panel(results: Results, reference: Reference) -> Drawn:
-    """SAT over the run, at the largest lag of the table: |d| quantiles of one method; q, gate share and mean radii of all."""
-    figure, axes = panels(2, 2, 11.5, 6.9, between=1.7, right=1.7)
-    spread, quantile, gate, radius = axes.ravel()
+    """SAT over the run at lag 8: token |d| quantiles of one method; q, gate share, smallest contraction and mean radii of all."""
+    figure, axes = panels(2, 3, 14.5, 6.9, between=1.15)
+    spread, quantile, gate, contraction, radius, aside = axes.ravel()
     lag = "8"
     shown = next((method for method in reversed(SAT) if results.of(method, lag)), SAT[-1])
     rows: list[pd.DataFrame] = []
-    spreads, quantiles = [], []
-    for share, name, text in (
-        (0.0, "abs_d_p50", "median"),
-        (0.3, "abs_d_p90", "90 %"),
-        (0.55, "abs_d_p99", "99 %"),
-        (0.75, "abs_d_max", "largest"),
-    ):
+    spreads = []
+    for share, name, text in ((0.0, "abs_d_p50", "median"), (0.3, "abs_d_p90", "90 %"),
+                              (0.55, "abs_d_p99", "99 %"), (0.75, "abs_d_max", "largest")):  # fmt: skip
         curve = step_curve(results, shown, lag, name)
         if curve is not None:
             rows.append(curve.rows())
             draw_curve(spread, curve, tint(colour(shown), share), "-", text, window=WINDOW)
             spreads.append(curve.smoothed(WINDOW).values)
-    for method in SAT:
-        label = method_of(method).label
-        for panel, name, style in ((quantile, "sat_quantile", pattern(method)), (gate, "sat_gate_share", pattern(method)),
-                                   (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-")):  # fmt: skip
+            end = curve.steps[-1], float(curve.smoothed(WINDOW).mean[-1])
+            spread.annotate(text, end, (4, 0), textcoords="offset points", fontsize=8.5, va="center")
+    smallest = {}
+    for panel, name, style in ((quantile, "sat_quantile", None), (gate, "sat_gate_share", None),
+                               (contraction, "sat_min_contraction", None),
+                               (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-")):  # fmt: skip
+        for method in SAT:
             curve = step_curve(results, method, lag, name)
-            if curve is None:
-                continue
-            rows.append(curve.rows())
-            named = label if name != "sat_radius_low" else "_nolegend_"
-            draw_curve(panel, curve, colour(method), style, named, window=WINDOW)
-            if panel is quantile:
-                quantiles.append(curve.smoothed(WINDOW).values)
+            if curve is not None:
+                rows.append(curve.rows())
+                draw_curve(panel, curve, colour(method), style or pattern(method), q_label(method), window=WINDOW)
+                smallest.setdefault(name, []).append(curve.smoothed(WINDOW).values)
     objective, limit_share = results.settings.objective, gated_share_limit(results.settings)
     gate.axhline(limit_share, color=PAPER, linewidth=1.2, linestyle=":")
     for limit in {objective.eps_low, objective.eps_high}:
         radius.axhline(limit, color=PAPER, linewidth=1.2, linestyle=":")
     log_axis(spread, spreads)
-    log_axis(quantile, quantiles)
-    finish(spread, results, f"a  |d| of {method_of(shown).label}, lag {lag}", "|log-ratio|")
-    finish(quantile, results, f"b  q, the {1 - limit_share:g} quantile of |d|", "q")
-    finish(gate, results, "c  gated share of the tokens", "share")
-    finish(radius, results, "d  mean clip radius (dotted: low, solid: high)", "radius")
-    if spreads:
-        spread.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    side_legend(quantile)
+    log_axis(quantile, smallest.get("sat_quantile", []))
+    log_axis(contraction, smallest.get("sat_min_contraction", []))
+    finish(spread, f"a  token |d| of {method_of(shown).label}", "|log π − log μ| of a token")
+    finish(quantile, f"b  q, the {1 - limit_share:g} quantile of |log ρ|", "q")
+    finish(gate, "c  gated share of the tokens", "share")
+    finish(contraction, "d  smallest contraction of a step", "c")
+    finish(radius, "e  mean clip radius (dotted: low)", "radius")
+    aside.set_axis_off()
+    handles, labels = quantile.get_legend_handles_labels()
+    aside.legend(handles, labels, loc="center left", title="b to e: SAT's ρ", handlelength=2.6)
     return Drawn(figure, tidy(rows))
+
+
+def q_label(method: str) -> str:
+    """A SAT method with what its ratio ρ, and so q, is of."""
+    return f"{method_of(method).label}: ρ of a {method_of(method).granularity}"
 
 
 def lag_panel(results: Results, reference: Reference) -> Drawn:
@@ -150,18 +153,17 @@ def captions(results_seeds: int, gated_share: float) -> dict[str, str]:
     over = f"Line: mean over {results_seeds} seeds, band: their range." if results_seeds > 1 else "One seed."
     return {
         "stress_panel": (
-            "Lag 8 as Figure 1 of the paper draws it: eight optimizer steps per rollout batch, lags 8 to 15. a, training "
-            "reward (trailing "
-            f"mean over {WINDOW} steps); b, accuracy on held-out problems (dotted: base policy); c, mismatch at the first "
-            "step of each rollout "
-            f"batch, logarithmic. A cross marks where a run collapses by the stated rule. {over}"
+            "Lag 8 as Figure 1 of the paper draws it: eight optimizer steps per rollout batch, lags 8 to 15. a, training reward "
+            f"(trailing mean over {WINDOW} optimizer steps); b, accuracy on held-out problems (dotted: base policy); c, mismatch "
+            f"at the first step of each rollout batch, logarithmic. A cross marks where a run collapses by the stated rule. {over}"
         ),
         "sat_panel": (
-            "What SAT does at lag 8. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; b, "
-            "the gate threshold "
-            f"q; c, share of tokens whose limits are contracted, at most 1 − α = {gated_share:.2g} (dotted); d, mean clip radii "
-            "(dotted "
-            f"line: without SAT). Trailing means over {WINDOW} steps. {over}"
+            "What SAT does at lag 8. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; b, the "
+            "gate threshold q, a quantile of |log ρ| at the method's own granularity: of a token's ratio (log ρ = d) in SAT-GRPO, "
+            "of a sequence's (log ρ the mean of d over its tokens; it counts once for each of them) in SAT-GSPO, so that only "
+            "SAT-GRPO's q is a quantile as those in a; c, share of tokens whose limits are contracted, at most 1 − α = "
+            f"{gated_share:.2g} (dotted); d, the smallest factor by which a limit was contracted in a step (1: none); e, mean clip "
+            f"radii (dotted grey: without SAT). Trailing means over {WINDOW} optimizer steps. {over}"
         ),
         "lag_histogram": (
             "Realised lag of every trained token, by the version the engine stamped on it, over all cells of a lag; "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from pipeline.assemble.drawing import (
     WINDOW,
@@ -17,7 +20,7 @@ from pipeline.assemble.drawing import (
     panels,
     paper_axis,
     paper_handle,
-    side_legend,
+    smoothed,
 )  # fmt: skip
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
@@ -29,6 +32,9 @@ from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 LAGS = ("1", "8")
 LAG_PATTERNS = {"1": (0, (4, 1.5)), "8": "-"}
 FIGURE_5 = ("grpo", "gspo", "dppo", "sat-gspo", "sat-gspo-r3")
+FIGURE_3B = {"1": "page", "8": "4b"}  # where the paper shows GSPO's mismatch at each lag
+PAPER_TOP = 0.06  # published mismatch above it leaves its panel of Figure 4
+EMPTY = {"ours": "no cells yet", "paper": "no published curve"}
 MISMATCH = "mismatch  |log π − log μ|"
 
 
@@ -40,104 +46,125 @@ def figure2(results: Results, reference: Reference) -> Drawn:
         (axes[0, 0], "mismatch", "mismatch", "2a", "a  mismatch"),
         (axes[0, 1], "k1", "mismatch_k1", "2b", "b  |k1|"),
     ):
-        rows += lag_pair(panel, results, reference, "grpo", quantity, metric, source)
+        rows += lag_pair(panel, results, reference, "grpo", quantity, metric, dict.fromkeys(LAGS, source))
         panel.set_title(title)
         panel.set_ylabel(MISMATCH if quantity == "mismatch" else "|k1|  KL estimate")
-    axes[0, 0].legend(loc="best")
     return Drawn(figure, tidy(rows))
 
 
 def figure3(results: Results, reference: Reference) -> Drawn:
     """GSPO at lags 1 and 8: held-out accuracy and mismatch."""
     figure, axes = panels(1, 2, 11.5, 3.9, between=1.6, right=0.8)
-    panel, rows = axes[0, 0], []
+    panel, rows, published = axes[0, 0], [], []
     second = paper_axis(panel, "paper: AIME24, %")
     onsets = results.onsets
     for lag in LAGS:
         curve = accuracy_curve(results, "gspo", lag)
         rows.append(draw_paper(second, reference, results.settings.trainer.steps, "3", "gspo", lag, "aime24", LAG_PATTERNS[lag]))
+        published += [paper_handle(f"paper, lag {lag}", LAG_PATTERNS[lag])] if len(rows[-1]) else []
         if curve is not None:
             rows.append(curve.rows())
             draw_curve(panel, curve, lag_colour("gspo", lag), LAG_PATTERNS[lag], f"GSPO, lag {lag}")
-            mark_collapses(panel, results, onsets, curve, lag_colour("gspo", lag))
+            mark_collapses(panel, onsets, curve, lag_colour("gspo", lag))
     if results.base:
         panel.axhline(100 * avg_at_k(results.base["evaluation"]), color=PAPER, linewidth=1, linestyle=":")
-    finish(panel, results, "a  held-out accuracy", "accuracy, %")
-    rows += lag_pair(axes[0, 1], results, reference, "gspo", "mismatch", "mismatch", "4b")
+    finish(panel, "a  held-out accuracy", "accuracy, %")
+    crosses = [cross_handle()] if any(onsets.get(("gspo", lag)) for lag in LAGS) else []
+    legend_below(panel, [*published, *crosses])
+    rows += lag_pair(axes[0, 1], results, reference, "gspo", "mismatch", "mismatch", FIGURE_3B)
     axes[0, 1].set_title("b  mismatch")
     axes[0, 1].set_ylabel(MISMATCH)
-    extra = [paper_handle(), *([cross_handle()] if any(onsets.get(("gspo", lag)) for lag in LAGS) else [])]
-    handles, labels = panel.get_legend_handles_labels()
-    panel.legend([*handles, *extra], [*labels, *(line.get_label() for line in extra)], loc="best")
     return Drawn(figure, tidy(rows))
 
 
 def lag_pair(
-    panel: Axes, results: Results, reference: Reference, method: str, quantity: str, metric: str, source: str
+    panel: Axes, results: Results, reference: Reference, method: str, quantity: str, metric: str, sources: Mapping[str, str]
 ) -> list[pd.DataFrame]:
-    """A mismatch-like quantity of one method at both lags, each with the paper's curve beneath, on logarithmic axes."""
+    """A mismatch-like quantity of one method at both lags, each with the paper's curve beneath, on logarithmic axes.
+
+    sources: the paper's figure that shows each lag.
+    """
     second = paper_axis(panel, "paper: " + ("|k1|" if quantity == "k1" else "mismatch"))
-    rows, drawn, published = [], [], []
+    rows, drawn, published, handles = [], [], [], []
+    num_steps = results.settings.trainer.steps
     for lag in LAGS:
-        rows.append(
-            draw_paper(
-                second, reference, results.settings.trainer.steps, source, method, lag, metric, LAG_PATTERNS[lag], window=WINDOW
-            )
-        )
-        published.append(rows[-1]["value"].rolling(WINDOW, min_periods=1).mean().to_numpy())
+        paper = draw_paper(second, reference, num_steps, sources[lag], method, lag, metric, LAG_PATTERNS[lag], window=WINDOW)
+        rows.append(paper)
+        if len(paper):
+            published.append(smoothed(paper, WINDOW))
+            where = "project page" if sources[lag] == "page" else f"Fig. {sources[lag]}"
+            handles.append(paper_handle(f"paper, lag {lag} ({where})", LAG_PATTERNS[lag]))
         curve = step_curve(results, method, lag, quantity, first_of_batch=True)
         if curve is not None:
             rows.append(curve.rows())
-            draw_curve(
-                panel,
-                curve,
-                lag_colour(method, lag),
-                LAG_PATTERNS[lag],
-                f"{method_of(method).label}, lag {lag}",
-                window=WINDOW,
-                raw=True,
-            )
+            label = f"{method_of(method).label}, lag {lag}"
+            draw_curve(panel, curve, lag_colour(method, lag), LAG_PATTERNS[lag], label, window=WINDOW, raw=True)
             drawn.append(curve.smoothed(WINDOW).values)
     log_axis(panel, drawn)
     log_axis(second, published)
-    finish(panel, results, "", "")
-    panel.plot([], [], color=PAPER, linewidth=1.2, alpha=0.75, label="paper")
+    finish(panel, "", "")
+    legend_below(panel, handles)
     return rows
 
 
 def figure4(results: Results, reference: Reference) -> Drawn:
-    """Mismatch of every method: a at lag 1, b at lag 8; our cells above, the paper's curves below."""
-    figure, axes = panels(2, 2, 12.0, 7.4, right=2.1)
+    """Mismatch of every method, a column for each correction: at lag 1 ours and the paper's, at lag 8 ours and the paper's."""
     methods = [*TABLE_1, *(method for method, _ in results.rows() if method not in TABLE_1 and VARIANT not in method)]
-    methods = list(dict.fromkeys(methods))
+    groups: dict[str, list[str]] = {}
+    for method in dict.fromkeys(methods):
+        groups.setdefault(correction(method), []).append(method)
+    figure, axes = panels(4, len(groups), 3.2 * len(groups) + 0.9, 10.4, between=0.25)
     rows: list[pd.DataFrame] = []
-    for column, (lag, source) in enumerate(zip(LAGS, ("4a", "4b"), strict=True)):
-        ours, theirs = axes[0, column], axes[1, column]
+    for pair, (lag, source) in enumerate(zip(LAGS, ("4a", "4b"), strict=True)):
+        ours, theirs = axes[2 * pair], axes[2 * pair + 1]
         drawn, published = [], []
-        for method in methods:
-            curve = step_curve(results, method, lag, "mismatch", first_of_batch=True)
-            if curve is not None:
-                rows.append(curve.rows())
-                draw_curve(ours, curve, colour(method), pattern(method), method_of(method).label, window=WINDOW)
-                drawn.append(curve.smoothed(WINDOW).values)
-            paper = draw_published(theirs, reference, source, method, lag)
-            rows.append(paper)
-            published.append(paper["value"].rolling(WINDOW, min_periods=1).mean().to_numpy())
-        log_axis(ours, drawn)
-        log_axis(theirs, [np.minimum(values, 0.06) for values in published])
-        finish(ours, results, f"{'ab'[column]}  ours, lag {lag}", MISMATCH)
-        finish(theirs, results, f"{'ab'[column]}  paper, lag {lag}", MISMATCH)
-        theirs.set_xlabel("optimizer step of the paper")
-    side_legend(axes[0, 1])
+        for ours_panel, paper_panel, group in zip(ours, theirs, groups.values(), strict=True):
+            for method in group:
+                curve = step_curve(results, method, lag, "mismatch", first_of_batch=True)
+                if curve is not None:
+                    rows.append(curve.rows())
+                    draw_curve(ours_panel, curve, colour(method), pattern(method), method_of(method).label, window=WINDOW)
+                    drawn.append(curve.smoothed(WINDOW).values)
+                rows.append(draw_published(paper_panel, reference, source, method, lag))
+                if len(rows[-1]):
+                    published.append(np.minimum(smoothed(rows[-1], WINDOW), PAPER_TOP))
+        for panels_of_row, values, whose in ((ours, drawn, "ours"), (theirs, published, "paper")):
+            for panel, name in zip(panels_of_row, groups, strict=True):
+                finish(panel, f"{'ab'[pair]}  {whose}, lag {lag}: {name}", "", EMPTY[whose])
+                panel.set_xlabel("")
+            share_axes(panels_of_row, values)
+            panels_of_row[0].set_ylabel("mismatch")
+    for panel, group in zip(axes[-1], groups.values(), strict=True):
+        panel.set_xlabel("optimizer step (of the paper, in its panels)")
+        handles = [Line2D([], [], color=colour(m), linestyle=pattern(m), label=method_of(m).label) for m in group]
+        panel.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.3), handlelength=2.6)
     return Drawn(figure, tidy(rows))
+
+
+def share_axes(panels_of_row: Sequence[Axes], values: Sequence[np.ndarray]) -> None:
+    """The same axes for all panels of a row: logarithmic for `values`, labelled at the left, as long as the longest curve."""
+    ends = [float(np.max(line.get_xdata())) for panel in panels_of_row for line in panel.lines]
+    for panel in panels_of_row:
+        log_axis(panel, values)
+        panel.set_xlim(-0.02 * max(ends, default=1.0), 1.02 * max(ends, default=1.0))
+        panel.tick_params(axis="y", which="both", labelleft=panel is panels_of_row[0])
+
+
+def correction(method: str) -> str:
+    """The column of Figure 4 that a method stands in; within it colours tell the methods apart."""
+    entry = method_of(method)
+    if entry.uncorrected:
+        return "uncorrected"
+    if entry.truncated_importance_sampling:
+        return "TIS"
+    return "R3" if entry.routing_replay else "plain"
 
 
 def draw_published(axes: Axes, reference: Reference, source: str, method: str, lag: str) -> pd.DataFrame:
     """A curve of the paper in the colour of its method, on the paper's own steps."""
     rows = paper_rows(reference, source, method, lag, "mismatch")
     if len(rows):
-        values = rows["value"].rolling(WINDOW, min_periods=1).mean()
-        axes.plot(rows["step"], values, color=colour(method), linestyle=pattern(method), linewidth=1.3)
+        axes.plot(rows["step"], smoothed(rows, WINDOW), color=colour(method), linestyle=pattern(method), linewidth=1.3)
     return rows
 
 
@@ -152,7 +179,7 @@ def figure5(results: Results, reference: Reference) -> Drawn:
             paper = reference.row(method, lag)
             if paper is not None:
                 theirs.bar(index + offset, paper["aime24"], **look)
-                theirs.text(index + offset, paper["aime24"] + 0.3, f"{paper['aime24']:.1f}", ha="center", fontsize=8)
+                theirs.text(index + offset, paper["aime24"] + 0.3, f"{paper['aime24']:.2f}", ha="center", fontsize=7)
                 rows.append(_bar("paper, table 1", method, lag, "best", paper["aime24"]))
             interval = results.accuracy_interval(method, lag, "last")
             if np.isnan(interval.estimate):
@@ -161,17 +188,17 @@ def figure5(results: Results, reference: Reference) -> Drawn:
             mean, low, high = (100 * value for value in (interval.estimate, interval.low, interval.high))
             ours.bar(index + offset, mean, **look)
             ours.errorbar(index + offset, mean, yerr=[[mean - low], [high - mean]], color=PAPER, capsize=2.5, linewidth=1.2)
-            best = 100 * float(np.mean([run.accuracy_by_step["accuracy"].max() for run in results.of(method, lag)]))
-            ours.plot(index + offset, best, marker="_", markersize=15, markeredgewidth=2, color=colour(method))
+            best = 100 * results.accuracy_interval(method, lag, "best").estimate
+            ours.plot(index + offset, best, marker="D", markersize=6, color=colour(method), markeredgecolor="white")
             rows += [
                 _bar("ours", method, lag, name, value)
-                for name, value in (("fresh_last", mean), ("low", low), ("high", high), ("best", best))
+                for name, value in (("fresh_last", mean), ("low", low), ("high", high), ("fresh_best", best))
             ]
     for panel, base, title, label in (
         (
             ours,
             100 * avg_at_k(results.base["scoring"]) if results.base else None,
-            "ours: fresh accuracy, last checkpoint",
+            "ours: fresh accuracy, last (bar) and best (diamond)",
             "accuracy, %",
         ),
         (theirs, reference.base_score, "paper: best AIME24 evaluation", "AIME24, %"),
@@ -195,7 +222,14 @@ def lag_colour(method: str, lag: str) -> object:
     return colour(method) if lag == "8" else tint(colour(method), 0.4)
 
 
-def finish(panel: Axes, results: Results, title: str, label: str) -> None:
+def legend_below(panel: Axes, extra: Sequence[Line2D]) -> None:
+    """A legend below the panel, clear of its curves: what is drawn there, then `extra`."""
+    handles = [*panel.get_legend_handles_labels()[0], *extra]
+    if handles:
+        panel.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+
+
+def finish(panel: Axes, title: str, label: str, empty: str = "no cells yet") -> None:
     """Titles, labels, and a word where the panel is empty."""
     if title:
         panel.set_title(title)
@@ -203,31 +237,36 @@ def finish(panel: Axes, results: Results, title: str, label: str) -> None:
         panel.set_ylabel(label)
     panel.set_xlabel("optimizer step")
     if not panel.lines and not panel.patches:
-        nothing(panel)
+        nothing(panel, empty)
 
 
-def captions(reference: Reference, num_steps: int, seeds: int) -> dict[str, str]:
-    """What each figure shows and how it was drawn."""
+def captions(reference: Reference, num_steps: int, seeds: int, scoring: int) -> dict[str, str]:
+    """What each figure shows and how it was drawn; `scoring`: the number of scoring problems."""
     scale = (
         f"Grey: the paper's curve on its own axis at the right, its {reference.num_steps} steps scaled to our {num_steps}; "
         "levels are not comparable, shapes are."
     )
     over = f"Line: mean over {seeds} seeds, band: their range. " if seeds > 1 else "One seed. "
-    smooth = f"Thick: trailing mean over {WINDOW} rollout batches; thin: every batch{' of the first seed' if seeds > 1 else ''}. "
+    smooth = (
+        f"Thick and grey: trailing mean over {WINDOW} optimizer steps, however many of them a curve has; thin: every batch"
+        f"{' of the first seed' if seeds > 1 else ''}. "
+    )
     return {
         "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes. {over}{smooth}{scale}",
-        "figure3": f"GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. {over}{scale}",
+        "figure3": (
+            f"GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. {over}{smooth}{scale} "
+            "The paper's mismatch at lag 1 is that of its project page, which has every fourth step."
+        ),
         "figure4": (
-            f"Mismatch of all methods at lag 1 (a) and lag 8 (b), trailing mean over {WINDOW} rollout batches, logarithmic. "
-            "Above: our cells; "
-            "below: the paper's curves on their own axes (values above 0.06 leave the panel). Colour: ratio and clip rule; "
-            "dashed: R3; "
-            f"dotted: TIS; dash-dotted: both. {over}"
+            f"Mismatch of all methods at lag 1 (a) and lag 8 (b), a column for each correction: trailing mean over {WINDOW} "
+            "optimizer steps, of a published curve over those of them that it has (GSPO w/ R3 and with TIS: every fourth); "
+            "logarithmic, the same axes along a row. Ours, and below it the paper's on its own steps "
+            f"(values above {PAPER_TOP} leave the panel). Colour: ratio and clip rule; dash-dotted: TIS with R3. {over}"
         ),
         "figure5": (
-            "Left: fresh accuracy of our last checkpoint with its 95 % interval; the short bar is the best evaluation. "
-            "Right: the paper's "
-            "best evaluation. Light: lag 1; full colour: lag 8; dotted: the base policy. Two different tasks: compare "
+            f"Left: fresh accuracy on the {scoring} scoring problems, of our last checkpoint (bar, with its 95 % interval) and of "
+            "the checkpoint that was best on the evaluation problems (diamond). Right: the paper's best evaluation, the largest of "
+            "many on the same problems. Light: lag 1; full colour: lag 8; dotted: the base policy. Two different tasks: compare "
             "orders, not heights."
         ),
     }

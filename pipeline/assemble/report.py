@@ -21,9 +21,10 @@ from pipeline.assemble import variants
 from pipeline.assemble.collapse import RULE
 from pipeline.assemble.collect import read_summary
 from pipeline.assemble.cost import Plan, cost_rows, cost_totals, planned_and_measured, read_plan
+from pipeline.assemble.curves import NOTE as CURVE_NOTE
 from pipeline.assemble.decomposition import Level, read_levels, view
 from pipeline.assemble.diff import DIFFERENT_SCALE, Comparison, cell_texts
-from pipeline.assemble.differences import CONTRAST_HEAD, CONTRAST_NOTE, CURVE_HEAD, CURVE_NOTE, contrast_rows, curve_rows, from_json
+from pipeline.assemble.differences import CONTRAST_HEAD, CONTRAST_NOTE, CURVE_HEAD, contrast_rows, curve_rows, from_json
 from pipeline.assemble.figures import FIGURES, captions
 from pipeline.assemble.markdown import table
 from pipeline.assemble.presets import other_presets, side_by_side

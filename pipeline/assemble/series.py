@@ -5,7 +5,7 @@ A Curve holds one line per seed on common steps; the rows of every figure's CSV 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -31,9 +31,8 @@ class Curve:
     values: NDArray[np.float64]
 
     def smoothed(self, window: int) -> Curve:
-        """Trailing means over `window` rows of each seed; shorter at the start."""
-        means = pd.DataFrame(self.values.T).rolling(window, min_periods=1).mean().to_numpy().T
-        return Curve(self.method, self.lag, self.quantity, self.seeds, self.steps, means)
+        """Trailing means over `window` optimizer steps of each seed; shorter at the start."""
+        return replace(self, values=trailing_mean(self.steps, self.values, window))
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -53,6 +52,24 @@ class Curve:
                 "value": self.values.ravel(),
             }
         ).dropna(subset="value")
+
+
+def trailing_mean(steps: NDArray[np.int64], values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Means over the last `window` optimizer steps: at step s of the finite values at s - window + 1 .. s, NaN where there is none.
+
+    values: [..., points] at the ascending `steps` [points]. A window counts steps, not points, because published curves have every
+    step, every fourth or every fifth.
+    """
+    first = np.searchsorted(steps, steps - window, side="right")
+    finite = np.isfinite(values)
+    sums, counts = (_running(part) for part in (np.where(finite, values, 0.0), finite))
+    with np.errstate(invalid="ignore"):
+        return (sums[..., 1:] - sums[..., first]) / (counts[..., 1:] - counts[..., first])
+
+
+def _running(values: NDArray) -> NDArray[np.float64]:
+    """Sums of the first 0, 1, ..., n values along the last axis."""
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=float)], axis=-1)
 
 
 def step_curve(results: Results, method: str, lag: str, quantity: str, *, first_of_batch: bool = False) -> Curve | None:
