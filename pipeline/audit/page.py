@@ -10,7 +10,18 @@ from pipeline.artifacts import REFERENCE, write_text
 from pipeline.assemble.markdown import table
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.audit.granularity import chance_of_one, fit, numerator, smallest_common
-from pipeline.audit.protocol import Protocol, impossible_steps, mismatch_coverage, overlaps, protocols_share, score_curves
+from pipeline.audit.protocol import (
+    CLOSE,
+    COMMON_STEPS,
+    Protocol,
+    closeness,
+    impossible_steps,
+    labelled_batches,
+    mismatch_coverage,
+    overlaps,
+    protocols_share,
+    score_curves,
+)
 from pipeline.audit.resolution import (
     DIFFICULTY,
     SEED_SPREADS,
@@ -21,20 +32,22 @@ from pipeline.audit.resolution import (
     resolution,
     sat_gaps,
 )  # fmt: skip
+from pipeline.config import load_settings
 from pipeline.evaluation.power import expected_maximum
+from pipeline.sections import RolloutSettings
 
 DIVERGED = 0.1  # mismatch: ten times the level at which the published runs settle
 
 
-def audit_stage(out: Path, reference_folder: Path = REFERENCE) -> str:
-    """Write the audit page to `out` and return it."""
-    text = render(read_reference(reference_folder))
+def audit_stage(out: Path, reference_folder: Path = REFERENCE, config: Path = Path("config.yaml")) -> str:
+    """Write the audit page to `out` and return it; `config` says how many responses a step of the paper's run has."""
+    text = render(read_reference(reference_folder), load_settings(config, {"preset": "full"}).rollout)
     write_text(out, text)
     return text
 
 
-def render(reference: Reference) -> str:
-    """The page as Markdown; depends on the reference files alone."""
+def render(reference: Reference, rollout: RolloutSettings) -> str:
+    """The page as Markdown; depends on the reference files and the paper's batch alone."""
     protocol = Protocol.of(reference)
     sections = (
         _introduction(reference),
@@ -43,7 +56,9 @@ def render(reference: Reference) -> str:
         _figure_3(reference),
         _maximum(reference, protocol),
         _resolution(reference, protocol),
-        _curves(reference),
+        _reach(reference),
+        _alike(reference),
+        _batch(reference, rollout),
     )
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
@@ -54,7 +69,8 @@ def _introduction(reference: Reference) -> list[str]:
         "# Audit of the published table",
         "",
         f"What Table 1 and the published curves of arXiv {paper['arxiv']} say by arithmetic alone, before anything is trained. "
-        "Written by `python -m pipeline audit` (or `snakemake audit`) from `results/reference/table1.csv` and `curves.csv`. "
+        "Written by `python -m pipeline audit` (or `snakemake audit`) from `results/reference/table1.csv` and `curves.csv` and "
+        "the paper's batch in `config.yaml`. "
         "None of this decides whether a claim of the paper is true: it says how finely its numbers can be read, and what a "
         "reproduction may be compared with.",
     ]
@@ -220,7 +236,7 @@ def _resolution(reference: Reference, protocol: Protocol) -> list[str]:
     ]
 
 
-def _curves(reference: Reference) -> list[str]:
+def _reach(reference: Reference) -> list[str]:
     coverage = mismatch_coverage(reference)
     rows = [
         [row["label"], row["lag"], str(row["best_step"]), "none" if np.isnan(row["last_step"]) else f"{row['last_step']:.0f}",
@@ -229,7 +245,6 @@ def _curves(reference: Reference) -> list[str]:
     ]  # fmt: skip
     short = coverage[coverage["last_step"] < coverage["best_step"]]
     high = coverage[(coverage["largest"] > DIVERGED) & ~coverage["later_collapse"]]
-    shared = [[pair.first, pair.second, f"{pair.points} of {pair.common}"] for pair in overlaps(reference)]
     return [
         "## How far the published mismatch curves reach",
         "",
@@ -243,13 +258,57 @@ def _curves(reference: Reference) -> list[str]:
         *table(
             ["Method", "Lag", "best step", "last published step", "curve reaches it", "mismatch, table", "largest, curves"], rows
         ),
+    ]
+
+
+def _alike(reference: Reference) -> list[str]:
+    shared = [[pair.first, pair.second, f"{pair.points} of {pair.common}"] for pair in overlaps(reference)]
+    pairs = closeness(reference)
+    close = [
+        [pair.first, pair.second, f"{pair.median:.2%}", f"{pair.within} of {pair.common}"] for pair in pairs if pair.median < CLOSE
+    ]
+    return [
+        "## Published mismatch curves that are alike",
         "",
         "Runs of different cells that share points exactly:",
         "",
         *table(["run", "run", "equal points of the common steps"], shared),
         "",
+        f"Of {len(pairs)} other pairs of runs of different cells at one lag with at least {COMMON_STEPS} common steps, these are "
+        f"closer than {CLOSE:.0%}: median over the common steps of |log(a/b)|. In the middle one of all pairs it is "
+        f"{np.median([pair.median for pair in pairs]):.0%}.",
+        "",
+        *table(["run a", "run b", "median difference", "steps within 1 %"], close),
+        "",
+        "Equal points at all common steps are one series under two names. Close ones can come from runs with a common start and "
+        "the same order of the data, or from one run that was read off twice; the curves alone do not tell.",
+        "",
         "The curves are therefore drawn beneath ours and compared by shape (`diff.md`), never used as a target.",
     ]
+
+
+def _batch(reference: Reference, rollout: RolloutSettings) -> list[str]:
+    stated = rollout.prompts_per_step * rollout.group_size
+    lines = [
+        f"- {cell}, run `{run}`, in {_figures(reference, run)}: {stated:,} / {labelled:,} = {stated / labelled:g}"
+        for cell, run, labelled in labelled_batches(reference)
+    ]
+    return [
+        "## Batches in the labels of published runs",
+        "",
+        f"The paper states {rollout.prompts_per_step} prompts x {rollout.group_size} responses = {stated:,} responses an optimizer "
+        "step (App. F; `rollout` in `config.yaml`). Where the label of a published run names a batch (`gbs`), the stated "
+        "one over it:",
+        "",
+        *lines,
+        "",
+        "If the label is right, that curve has another batch than the runs it stands beside, and a smaller one is noisier.",
+    ]
+
+
+def _figures(reference: Reference, run: str) -> str:
+    figures = reference.curves.loc[reference.curves["run"] == run, "figure"].unique()
+    return ", ".join("the project page" if name == "page" else f"Figure {name}" for name in figures)
 
 
 def _fraction(value: float, n: int) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
 import pandas as pd
 
 from pipeline.assemble.reference import Reference
 from pipeline.rollout.schedule import Schedule
 
 SHARED_POINTS = 5  # fewer equal points of two curves may be accident
+COMMON_STEPS = 20  # two curves are compared over at least so many
+CLOSE = 0.02  # typical relative difference below which two curves are listed
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,19 @@ class Overlap:
     first: str
     second: str
     points: int
+    common: int
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """Two published runs at the same lag: the median of |a/b - 1|, taken as |log(a/b)|, over their common steps, and the number of
+    these at which it is below 1 %.
+    """
+
+    first: str
+    second: str
+    median: float
+    within: int
     common: int
 
 
@@ -83,18 +100,46 @@ def mismatch_coverage(reference: Reference) -> pd.DataFrame:
 
 def overlaps(reference: Reference) -> list[Overlap]:
     """Pairs of runs of different cells with at least SHARED_POINTS equal points, most first."""
-    curves = reference.curves[reference.curves["metric"] == "mismatch"]
-    points, cell = {}, {}
-    for run, frame in curves.groupby("run"):
-        points[run] = set(zip(frame["step"], frame["value"], strict=True))
-        cell[run] = _name(reference, *frame[["method", "lag"]].iloc[0])
     found = []
-    for a, b in combinations(points, 2):
-        equal = len(points[a] & points[b])
-        if cell[a] != cell[b] and equal >= SHARED_POINTS:
-            common = len({step for step, _ in points[a]} & {step for step, _ in points[b]})
-            found.append(Overlap(f"{cell[a]} (`{a}`)", f"{cell[b]} (`{b}`)", equal, common))
+    for a, b, joined in _pairs(reference):
+        equal = int((joined["a"] == joined["b"]).sum())
+        if equal >= SHARED_POINTS:
+            found.append(Overlap(a, b, equal, len(joined)))
     return sorted(found, key=lambda pair: -pair.points)
+
+
+def closeness(reference: Reference) -> list[Closeness]:
+    """All pairs of runs of different cells at one lag with at least COMMON_STEPS common steps, those of equal points left out, the
+    closest first.
+    """
+    found = []
+    for a, b, joined in _pairs(reference):
+        apart = np.abs(np.log(joined["a"] / joined["b"]))
+        if len(joined) >= COMMON_STEPS and apart.any():
+            found.append(Closeness(a, b, float(apart.median()), int((apart < 0.01).sum()), len(joined)))
+    return sorted(found, key=lambda pair: pair.median)
+
+
+def _pairs(reference: Reference) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Every two mismatch runs of different cells at one lag: their names, and both values (a, b) at the common steps."""
+    curves = reference.curves[reference.curves["metric"] == "mismatch"].drop_duplicates(["run", "step"])
+    runs = dict(iter(curves.groupby("run")))
+    cells = {run: tuple(frame[["method", "lag"]].iloc[0]) for run, frame in runs.items()}
+    for a, b in combinations(runs, 2):
+        if cells[a] != cells[b] and cells[a][1] == cells[b][1]:
+            values = [runs[run].set_index("step")["value"].rename(name) for name, run in (("a", a), ("b", b))]
+            names = (f"{_name(reference, *cells[run])} (`{run}`)" for run in (a, b))
+            yield *names, pd.concat(values, axis=1, join="inner")
+
+
+def labelled_batches(reference: Reference) -> list[tuple[str, str, int]]:
+    """The runs whose own label says with how many responses a step they were trained: cell, run, responses."""
+    runs = reference.curves.drop_duplicates("run")
+    return [
+        (_name(reference, row["method"], row["lag"]), row["run"], int(label[1]))
+        for row in runs.to_dict("records")
+        if (label := re.search(r"gbs(\d+)", row["run"]))
+    ]
 
 
 def _name(reference: Reference, method: str, lag: str) -> str:
