@@ -35,7 +35,6 @@ from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_inte
 from pipeline.launch.status import cell_status
 
 
-
 @dataclass(frozen=True)
 class Gap:
     """Something a reader would expect and does not get (or gets otherwise): Gap(cell, "missing", "no run.json").
