@@ -1,8 +1,8 @@
 """Planned stops: told to stop, a cell finishes what it is at, writes a checkpoint and ends with status 75; it continues from there.
 
 SIGTERM and SIGUSR1 tell it. In a SLURM job a step of its own (listener.py) passes on those of the time limit and of a preemption,
-for the cell is no step. Its servers and ranks on other nodes are, and ignore these signals (guard.py) until it ends. Whoever is told
-to stop while its job is running has the job requeued; a job that was cancelled stays so.
+for the cell is no step. Its servers and ranks on other nodes are, and ignore these signals (guard.py) until it ends. Whoever is
+told to stop while its job is running has the job requeued; a job that was cancelled stays so.
 """
 
 from __future__ import annotations
