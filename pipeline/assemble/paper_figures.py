@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from pipeline.assemble.drawing import (
     WINDOW,
@@ -147,7 +148,9 @@ def share_axes(panels_of_row: Sequence[Axes], values: Sequence[np.ndarray]) -> N
     for panel in panels_of_row:
         log_axis(panel, values)
         panel.set_xlim(-0.02 * max(ends, default=1.0), 1.02 * max(ends, default=1.0))
-        panel.tick_params(axis="y", which="both", labelleft=panel is panels_of_row[0])
+        if panel is not panels_of_row[0]:
+            panel.tick_params(axis="y", labelleft=False)
+            panel.yaxis.set_minor_locator(NullLocator())
 
 
 def correction(method: str) -> str:
@@ -254,7 +257,8 @@ def captions(reference: Reference, num_steps: int, seeds: int, scoring: int) -> 
     return {
         "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes. {over}{smooth}{scale}",
         "figure3": (
-            f"GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. {over}{smooth}{scale} "
+            "GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. "
+            f"{over}In b: {smooth}{scale} "
             "The paper's mismatch at lag 1 is that of its project page, which has every fourth step."
         ),
         "figure4": (

@@ -37,6 +37,7 @@ FAMILY_COLOURS = {
 }
 UNCORRECTED = "#CC79A7"
 PADDING = 0.08  # inches around a saved figure
+FAST = {"compress_level": 2}  # a PNG a tenth larger in a fifth less time
 
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -110,7 +111,7 @@ def save(figure: Figure, data: pd.DataFrame, folder: Path, name: str) -> None:
     with atomic_path(folder / f"{name}.svg") as temporary:
         figure.savefig(temporary, format="svg", bbox_inches=frame, transparent=True, metadata={"Date": None, "Creator": None})
     with atomic_path(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", bbox_inches=frame, facecolor="white", metadata={"Software": None})
+        figure.savefig(temporary, format="png", bbox_inches=frame, facecolor="white", metadata={"Software": None}, pil_kwargs=FAST)
     write_text(folder / f"{name}.csv", data.to_csv(index=False, float_format="%.6g"))
     plt.close(figure)
 
