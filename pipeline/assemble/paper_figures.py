@@ -212,7 +212,8 @@ def figure5(results: Results, reference: Reference) -> Drawn:
         panel.grid(axis="x", visible=False)
         if base is not None:
             panel.axhline(base, color=PAPER, linestyle=":", linewidth=1.3)
-            panel.annotate("base", (len(FIGURE_5) - 0.42, base), color=PAPER, fontsize=9, va="bottom", ha="right")
+            at_edge = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            panel.annotate("base", (1.0, base), (3, 0), color=PAPER, fontsize=9, va="center", **at_edge)
     return Drawn(figure, pd.DataFrame(rows, columns=list(CSV_COLUMNS)))
 
 
@@ -251,14 +252,14 @@ def captions(reference: Reference, num_steps: int, seeds: int, scoring: int) -> 
     )
     over = f"Line: mean over {seeds} seeds, band: their range. " if seeds > 1 else "One seed. "
     smooth = (
-        f"Thick and grey: trailing mean over {WINDOW} optimizer steps, however many of them a curve has; thin: every batch"
-        f"{' of the first seed' if seeds > 1 else ''}. "
+        f"thick and grey lines are trailing means over {WINDOW} optimizer steps, however many of them a curve has; thin ones have "
+        f"every batch{' of the first seed' if seeds > 1 else ''}. "
     )
     return {
-        "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes. {over}{smooth}{scale}",
+        "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes; {smooth}{over}{scale}",
         "figure3": (
-            "GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic. "
-            f"{over}In b: {smooth}{scale} "
+            "GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic: "
+            f"{smooth}{over}{scale} "
             "The paper's mismatch at lag 1 is that of its project page, which has every fourth step."
         ),
         "figure4": (

@@ -129,6 +129,17 @@ def test_figures_come_with_the_rows_they_show(run):
         assert all((OUT / "figures" / f"{name}.{kind}").stat().st_size > 500 for kind in ("png", "svg", "csv"))
 
 
+def test_figures_show_one_set_of_problems_every_lag_of_the_paper_and_the_smallest_contraction(run):
+    bars = pd.read_csv(OUT / "figures" / "figure5.csv")
+    mine = bars[(bars["source"] == "ours") & (bars["method"] == "gspo") & (bars["lag"] == 1)].set_index("quantity")["value"]
+    scores = pd.read_parquet(run.layout.cell(Cell("gspo", "1", 0)) / "scores.parquet").groupby("checkpoint")["correct"].mean()
+    assert (mine["fresh_last"], mine["fresh_best"]) == pytest.approx((100 * scores["last"], 100 * scores["best"]), abs=1e-3)
+    figure3 = pd.read_csv(OUT / "figures" / "figure3.csv").query("quantity == 'mismatch' and source != 'ours'")
+    assert dict(zip(figure3["lag"], figure3["source"], strict=True)) == {1: "paper, figure page", 8: "paper, figure 4b"}
+    panel = pd.read_csv(OUT / "figures" / "sat_panel.csv").query("quantity == 'sat_min_contraction'")
+    assert set(panel["method"]) == {"sat-grpo", "sat-gspo", "sat-grpo-r3", "sat-gspo-r3"} and (panel["value"] == 0.05).all()
+
+
 def test_figures_repeat_bit_for_bit(run, tmp_path):
     figures_stage(read_results(run.layout, run.settings), tmp_path, ["figure5"])
     for kind in ("svg", "png", "csv"):
@@ -199,7 +210,15 @@ def test_report_ids_are_unique_and_references_resolve():
 
 def test_report_lists_what_is_missing_or_failed():
     text = html()
-    for words in ("dppo/lag8/seed0", "not started", "collapsed from step", "1 step(s) not finite", "32 of 33 runs", "One seed"):
+    for words in (
+        "dppo/lag8/seed0",
+        "not started",
+        "collapsed from step",
+        "1 step(s) not finite",
+        "32 of 33 runs",
+        "One seed",
+        "train_cell × 33",
+    ):
         assert words in text, words
 
 
