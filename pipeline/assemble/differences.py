@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.assemble.contrasts import Contrast
+from pipeline.assemble.curves import NOTE as CURVE_NOTE
 from pipeline.assemble.curves import CurveComparison, Shape
 from pipeline.assemble.markdown import table
 from pipeline.objective.methods import method_of
@@ -20,11 +21,6 @@ CONTRAST_NOTE = (
     "Fresh accuracy of the last checkpoint, paired by problem, 95 % t intervals. p, Holm: adjusted over all rows, so that the "
     "chance of any false positive among them is 5 %. Seeds: scored of either cell; a cell with one adds no spread between runs "
     "to the interval, which is then too narrow for a statement about methods."
-)
-CURVE_NOTE = (
-    "Mean over our seeds beside the longest published run. Settles: from there on the mean over 8 values stays within a quarter of "
-    "the tail mean (trailing 25 %). Period: steps after which the detrended logarithm repeats itself; it needs every step. "
-    "Correlation: of the logarithms over the steps that both have, step by step."
 )
 
 
