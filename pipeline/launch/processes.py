@@ -84,9 +84,20 @@ class Process:
 
     def stop(self) -> None:
         """End the process and its descendants, and wait for it; safe to call twice."""
+        stop_all([self])
+
+    def _release(self) -> None:
+        """Close the pipe, which is how the guard learns that its command is to end."""
         if self._guard.stdin is not None and not self._guard.stdin.closed:
             self._guard.stdin.close()
-        self._guard.wait()
+
+
+def stop_all(processes: Sequence[Process]) -> None:
+    """End processes side by side: one that waits for another takes its whole grace period, and then so would each after it."""
+    for process in processes:
+        process._release()
+    for process in processes:
+        process.wait()
 
 
 def launcher(spec: ProcessSpec, inherited: str | None = None) -> list[str]:

@@ -8,6 +8,7 @@ train, publish, save, restore. A Refusal, which all ranks raise together, is the
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -183,6 +184,8 @@ def main() -> None:
         commands = _Commands(channel, groups)
         commands.answer("done", trainer.version)
         serve(trainer, commands)
+    except KeyboardInterrupt:
+        sys.exit(130)  # how the guard ends a rank: nothing to explain
     except Exception:
         channel.send("failed", traceback.format_exc(limit=-3))
         raise

@@ -20,7 +20,7 @@ from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings
 from pipeline.launch.hosts import Host, cell_hosts, free_port, interface_of
 from pipeline.launch.placement import place
-from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.launch.processes import Process, ProcessSpec, stop_all
 from pipeline.launch.scratch import scratch_folder
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
@@ -130,8 +130,7 @@ class MegatronTrainer:
         self._channel.check()
 
     def close(self) -> None:
-        for process in self._processes:
-            process.stop()
+        stop_all(self._processes)
         if self._channel is not None:
             self._channel.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
