@@ -206,6 +206,7 @@ rule report:
 rule audit:
     input:
         REFERENCE,
+        "config.yaml",
     output:
         "docs/audit.md",
     shell:

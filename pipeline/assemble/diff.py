@@ -22,6 +22,7 @@ from pipeline.assemble.comparison import CellDiff, Comparison, compare_cell
 from pipeline.assemble.contrasts import contrasts
 from pipeline.assemble.curves import compare_curves
 from pipeline.assemble.differences import contrast_lines, curve_lines
+from pipeline.assemble.ranks import rank_texts
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.table1 import MISSING, Row, rows_of, small
@@ -118,10 +119,10 @@ def render_markdown(diffs: Sequence[CellDiff], claims: Sequence[ClaimResult], ra
         "",
         _legend(),
         "",
-        "Order of the methods (Spearman's correlation, paper and ours):",
+        "Order of the methods (Spearman's correlation, paper and ours, over n methods, with the 95 % interval that these leave):",
         "",
     ]
-    parts += [f"- {name}: {_number(item['spearman'], '+.2f')} over {item['n']} methods" for name, item in ranks.items()]
+    parts += [f"- {text}" for text in rank_texts(ranks)]
     parts += ["", "## Claims", "", "| | Claim | Source | Verdict | Numbers | In the paper's table |", "|---|---|---|---|---|---|"]
     for claim in claims:
         paper = claim.paper_side or MISSING
@@ -172,10 +173,6 @@ def cell_texts(name: str, item: Comparison, same: bool) -> list[str]:
 
 def _legend() -> str:
     return "; ".join(f"{SIGNS[verdict]} {WORDS[verdict]}" for verdict in VERDICTS) + "."
-
-
-def _number(value: float, form: str) -> str:
-    return MISSING if value is None or np.isnan(value) else f"{value:{form}}"
 
 
 def _finite(value: Any) -> Any:

@@ -29,7 +29,7 @@ from pipeline.assemble.figures import FIGURES, captions
 from pipeline.assemble.markdown import table
 from pipeline.assemble.presets import other_presets, side_by_side
 from pipeline.assemble.provenance import provenance
-from pipeline.assemble.ranks import spearman_interval
+from pipeline.assemble.ranks import rank_texts
 from pipeline.assemble.reference import Reference, read_reference
 from pipeline.assemble.responses import disagreements, examples
 from pipeline.assemble.runs import Gap, Results
@@ -200,17 +200,6 @@ def diff_rows(diff: Mapping[str, Any]) -> list[dict[str, Any]]:
             parts.append({"paper": paper, "ours": ours, "verdict": cell[name]["verdict"]})
         rows.append({"label": cell["label"], "lag": cell["lag"], "paper_best": f"{cell['paper_best']:.2f}", "parts": parts})
     return rows
-
-
-def rank_texts(ranks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Spearman's correlations, each with the number of methods and the interval that these, as a sample, leave."""
-    texts = []
-    for name, item in ranks.items():
-        value = MISSING if item["spearman"] is None else f"{item['spearman']:+.2f}"
-        interval = spearman_interval(item["spearman"], item["n"]) if item["spearman"] is not None else None
-        bounds = f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else ""
-        texts.append(f"{name} {value}{bounds}, n = {item['n']}")
-    return texts
 
 
 def figure_views(inputs: ReportInputs) -> list[dict[str, Any]]:
