@@ -20,7 +20,7 @@ from pipeline.rollout.engine import Generation, awaited
 from pipeline.trainer.megatron import channel
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
 
-STALL_S = 0.4
+STALL_S = 1.5  # long beside what a busy machine may keep a thread waiting
 
 
 @dataclass
@@ -103,28 +103,28 @@ def test_a_silent_rank_is_named(pair: Pair, monkeypatch) -> None:
     monkeypatch.setattr(pair.ranks[1], "send", lambda *_: None)
     working = threading.Thread(target=work, args=(pair.ranks[0],), daemon=True)
     working.start()
-    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 0\.4 s"):
+    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 1\.5 s"):
         pair.controller.expect()
 
 
 def test_the_rank_that_others_wait_for_is_named(pair: Pair) -> None:
     pair.ranks[0].progress()
-    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 0\.4 s(.|\n)*its last words"):
+    with pytest.raises(EngineDied, match=r"^rank-1 made no progress for 1\.5 s(.|\n)*its last words"):
         pair.controller.expect()
 
 
 def test_a_rank_that_takes_nothing_is_named_and_a_slow_one_gets_all(pair: Pair) -> None:
     large = bytes(20 << 20)  # more than the pipe holds
     received: list[object] = []
-    reader = threading.Thread(target=lambda: (time.sleep(STALL_S / 2), received.append(pair.ranks[0].receive())))
+    reader = threading.Thread(target=lambda: (time.sleep(STALL_S / 8), received.append(pair.ranks[0].receive())))
     reader.start()
     pair.controller.send(large)
     reader.join()
     assert received == [large]
     started = time.monotonic()
-    with pytest.raises(EngineDied, match=r"^rank-0, rank-1 made no progress for 0\.4 s"):
+    with pytest.raises(EngineDied, match=r"^rank-0, rank-1 made no progress for 1\.5 s"):
         pair.controller.send(large)
-    assert time.monotonic() - started < 5 * STALL_S
+    assert time.monotonic() - started < 10 * STALL_S
 
 
 def test_an_answer_that_comes_during_a_send_is_kept(pair: Pair) -> None:
@@ -147,7 +147,7 @@ def test_a_rank_that_dies_while_nothing_is_asked_of_it_ends_the_wait_for_rollout
 
     with pytest.raises(EngineDied, match="rank-1 ended with exit code 137"):
         awaited(rollouts, check)
-    assert 2 * STALL_S < time.monotonic() - began < 2 * STALL_S + 2.0
+    assert 2 * STALL_S < time.monotonic() - began < 2 * STALL_S + 5.0
 
 
 def test_rollouts_that_come_are_handed_on_and_their_failure_is_raised(pair: Pair) -> None:
