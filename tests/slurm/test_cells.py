@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def test_a_run_whose_preset_nobody_named_is_refused(cluster: Cluster, workflow: 
     (workflow.folder / "nameless.yaml").write_text("seeds: 1\n")
     shown = workflow.snakemake("--configfile", "nameless.yaml", check=False)
     assert "a SLURM run without a preset" in shown and cluster.run("squeue", "-h") == ""
+
+
+def test_snakemake_itself_as_a_job_submits_the_others(cluster: Cluster, workflow: SlurmWorkflow) -> None:
+    """As docs/slurm.md runs it; here it scores the cell that was preempted above."""
+    scores = workflow.folder / Path(workflow.result(PREEMPTED)).with_name("scores.parquet")
+    log = workflow.folder / "controller.log"
+    controller = ["--job-name", "controller", "--cpus-per-task", "1", "--mem", "4G", "--time", "10", "--requeue"]
+    controller += ["--signal=B:TERM@60", "--open-mode=append", "--output", str(log), "--chdir", str(workflow.folder)]
+    environment = f"--export=ALL,PYTHONPATH={workflow.folder},OMP_NUM_THREADS=1"
+    command = shlex.join(workflow.command("--", str(scores.relative_to(workflow.folder))))
+    cluster.run("sbatch", "--wait", environment, *controller, "--wrap", command, timeout=300)
+    assert scores.exists(), log.read_text()
+    assert (workflow.folder / "state/slurm_logs/rule_score_cell").exists()  # a job of its own, not the controller's
 
 
 def test_the_state_of_a_finished_cell_needs_no_second_training(workflow: SlurmWorkflow) -> None:
