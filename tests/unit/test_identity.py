@@ -53,7 +53,9 @@ def with_setting(settings: CellSettings, path: str) -> CellSettings:
     """The settings with another value at `path`."""
     section, key = path.split(".")
     old = getattr(getattr(settings, section), key)
-    new: Any = not old if isinstance(old, bool) else f"not {old}" if old is None or isinstance(old, str) else old + 1
+    new: Any = f"not {old}"
+    if isinstance(old, bool | int | float | tuple):
+        new = not old if isinstance(old, bool) else (*old, "more") if isinstance(old, tuple) else old + 1
     changed = getattr(settings, section).model_copy(update={key: OTHER.get(key, new)})
     return settings.model_copy(update={section: changed})
 
