@@ -94,18 +94,26 @@ def _listening(job: str) -> Iterator[None]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=step_environment(), start_new_session=True
     )
     assert process.stdin is not None and process.stdout is not None
-    lines = process.stdout
+    lines, closing = process.stdout, threading.Event()
 
     def pass_on() -> None:
         for line in lines:
             if line.startswith("SIG"):
                 os.kill(os.getpid(), signal.Signals[line.strip()])
+        status = process.wait()
+        if closing.is_set():
+            return
+        if status - 128 in listener.HEARD:  # so srun tells of a task that a signal ended: it came before the handlers stood
+            os.kill(os.getpid(), status - 128)
+        else:
+            print(f"the step that hears SLURM's signals ended with status {status}: the cell will not hear them", flush=True)
 
     thread = threading.Thread(target=pass_on, name="slurm-signals", daemon=True)
     thread.start()
     try:
         yield
     finally:
+        closing.set()
         process.stdin.close()
         try:
             process.wait(_ASK_S)

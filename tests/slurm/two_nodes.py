@@ -21,9 +21,8 @@ SETTLE_S = 2.0  # SLURM signals one step after the other
 def signalled(processes: list[Process]) -> dict[str, list[bool]]:
     """Whether each process still runs after a signal to the job's steps, by signal."""
     running = {}
-    with stop_on_signals() as stop:
-        for name in ("USR1", "TERM"):
-            stop.told = False
+    for name in ("USR1", "TERM"):
+        with stop_on_signals() as stop:
             while not stop.told:  # again and again: the step that listens may not be up yet
                 subprocess.run(["scancel", f"--signal={name}", os.environ["SLURM_JOB_ID"]], check=True)
                 time.sleep(SETTLE_S)

@@ -96,6 +96,14 @@ def test_the_listener_s_signals_reach_the_cell_and_it_ends_with_the_cell(slurm: 
     assert (slurm / "scontrol.calls").read_text() == "requeue 7\n"
 
 
+def test_a_signal_that_ends_the_listener_before_it_listens_is_heard(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node")
+    (slurm / "srun").write_text(f"#!/bin/sh\nexit {128 + signal.SIGUSR1}\n")
+    with pytest.raises(PlannedStop), stop_on_signals() as stop, stop.interruptible():
+        time.sleep(30)
+    assert stop.told and (slurm / "scontrol.calls").read_text() == "requeue 7\n"
+
+
 def test_two_attempts_without_a_new_step_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     for step in (0, 0, 20, 20):
