@@ -213,7 +213,7 @@ def figure5(results: Results, reference: Reference) -> Drawn:
         if base is not None:
             panel.axhline(base, color=PAPER, linestyle=":", linewidth=1.3)
             at_edge = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            panel.annotate("base", (1.0, base), (3, 0), color=PAPER, fontsize=9, va="center", **at_edge)
+            panel.annotate("base", (0.0, base), (2, 2), color=PAPER, fontsize=9, va="bottom", **at_edge)
     return Drawn(figure, pd.DataFrame(rows, columns=list(CSV_COLUMNS)))
 
 
