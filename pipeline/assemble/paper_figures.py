@@ -211,6 +211,7 @@ def figure5(results: Results, reference: Reference) -> Drawn:
         panel.set_xticks(range(len(FIGURE_5)), [method_of(method).label.replace(" w/ ", "\nw/ ") for method in FIGURE_5])
         panel.grid(axis="x", visible=False)
         if base is not None:
+            panel.margins(x=0.08)  # room for a word
             panel.axhline(base, color=PAPER, linestyle=":", linewidth=1.3)
             at_edge = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             panel.annotate("base", (0.0, base), (2, 2), color=PAPER, fontsize=9, va="bottom", **at_edge)
