@@ -97,11 +97,11 @@ rehearse: $(CLUSTER)/.ready
 
 # make test-slurm  cells on a private SLURM of this machine, brought up and down by the tests; root, installs Debian's slurm-wlm and munge
 test-slurm: $(CLUSTER)/.ready
-	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/slurm
+	$(CLUSTER)/bin/python -m pytest tests/slurm
 
 # make test-cluster   the tests that need SGLang, Megatron-core or lm-eval
 test-cluster: $(CLUSTER)/.ready
-	OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
+	$(CLUSTER)/bin/python -m pytest tests/cluster tests/lm_eval
 
 # make doctor      whether this node can run preset full (or PRESET=...)
 doctor: setup
