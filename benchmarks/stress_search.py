@@ -18,8 +18,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -108,23 +111,25 @@ class Trial:
         train(tiny(self.candidate.changes), self.cell, self.folder, self.base_policy)
         print(f"{self.candidate.name}/{self.cell}: {self.row}", file=sys.stderr, flush=True)
 
-    def read(self) -> CellRun:
+    @cached_property
+    def result(self) -> CellRun:
+        """What the finished run left."""
         return read_cell(self.folder, self.cell, tiny(self.candidate.changes))[0]
 
-    @property
+    @cached_property
     def base(self) -> float:
         rows = pd.read_parquet(self.base_policy / "evals.parquet")
         return float(rows[rows.checkpoint == "evaluation"].correct.mean())
 
-    @property
+    @cached_property
     def collapse(self) -> Collapse:
-        run = self.read()
+        run = self.result
         return find_collapse(run.accuracy_by_step, run.steps, run.nonfinite_steps, self.base)
 
     @property
     def tail(self) -> float:
         """Mean held-out accuracy of the trailing quarter of the evaluations."""
-        curve = self.read().accuracy_by_step
+        curve = self.result.accuracy_by_step
         return tail_mean(curve["step"], curve["accuracy"], self.candidate.steps)
 
     @property
@@ -139,12 +144,28 @@ class Trial:
     @property
     def row(self) -> str:
         """Best and tail accuracy in %, and where the run collapsed."""
-        curve, onset = self.read().accuracy_by_step, self.collapse.onset_step
+        curve, onset = self.result.accuracy_by_step, self.collapse.onset_step
         return f"{100 * curve.accuracy.max():.0f} -> {100 * self.tail:.0f}" + ("" if onset is None else f" † {onset}")
 
 
-def trials(candidate: Candidate, method: str, lag: str) -> list[Trial]:
-    return [Trial(candidate, Cell(method, lag, seed)) for seed in SEEDS]
+@dataclass(frozen=True)
+class Pair:
+    """A candidate with one of its methods: its trials at the large lag and at lag 1, by seed."""
+
+    candidate: Candidate
+    method: str
+    large: tuple[Trial, ...]
+    lag_1: tuple[Trial, ...]
+
+    @classmethod
+    def of(cls, candidate: Candidate, method: str) -> Pair:
+        large, lag_1 = (tuple(Trial(candidate, Cell(method, lag, seed)) for seed in SEEDS) for lag in (candidate.lag, "1"))
+        return cls(candidate, method, large, lag_1)
+
+    @property
+    def collapses_late(self) -> bool:
+        """With both seeds; asked where both were trained."""
+        return all(trial.late_collapse for trial in self.large)
 
 
 def main() -> None:
@@ -154,32 +175,38 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     make_tiny_inputs(options.jobs)
     make_base_policy(tiny({"model": LARGER_MODEL}), ROOT / "base_policy")
-    pairs = [(candidate, method) for candidate in CANDIDATES for method in candidate.methods]
-    screened = [trials(candidate, method, candidate.lag)[0] for candidate, method in pairs]
+    pairs = [Pair.of(candidate, method) for candidate in CANDIDATES for method in candidate.methods]
+    done: set[Path] = set()
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(Trial.run, screened))
-        fallen = [pair for pair, trial in zip(pairs, screened, strict=True) if trial.collapse.collapsed]
-        second = [trials(*pair, pair[0].lag)[1] for pair in fallen]
-        list(pool.map(Trial.run, second))
-        late = [pair for pair in fallen if all(trial.late_collapse for trial in trials(*pair, pair[0].lag))]
-        lag_1 = list({trial.folder: trial for pair in late for trial in trials(*pair, "1")}.values())
-        lag_1 = lag_1[: MAX_RUNS - len(screened) - len(second)]
-        list(pool.map(Trial.run, lag_1))
-    done = {trial.folder for trial in (*screened, *second, *lag_1)}
-    rows, shown = [], {}
-    for candidate, method in pairs:
-        high, low = (trials(candidate, method, lag) for lag in (candidate.lag, "1"))
-        complete = all(trial.folder in done for trial in (*high, *low))
-        name = f"{candidate.name}, lag {candidate.lag}, {method}"
-        shown[name] = complete and all(t.late_collapse for t in high) and all(t.healthy for t in low)
-        cells = [trial.row if trial.folder in done else "" for trial in (*high, *low)]
-        rows.append([name, *cells, "yes" if shown[name] else "no"])
+
+        def run(trials: Iterable[Trial], most: int | None = None) -> None:
+            """Train `most` of them at most, each once: candidates may share their lag 1."""
+            todo = dict(islice({trial.folder: trial for trial in trials}.items(), most))
+            list(pool.map(Trial.run, todo.values()))
+            done.update(todo)
+
+        run(pair.large[0] for pair in pairs)
+        fallen = [pair for pair in pairs if pair.large[0].collapse.collapsed]
+        run(pair.large[1] for pair in fallen)
+        run((trial for pair in fallen if pair.collapses_late for trial in pair.lag_1), most=MAX_RUNS - len(done))
+    print_findings(pairs, done)
+
+
+def print_findings(pairs: Sequence[Pair], done: Collection[Path]) -> None:
+    """A row for every pair, then the candidates all of whose methods show the picture."""
+    rows, shown = [], dict[str, bool]()
+    for pair in pairs:
+        trials = (*pair.large, *pair.lag_1)
+        complete = all(trial.folder in done for trial in trials)
+        picture = complete and pair.collapses_late and all(trial.healthy for trial in pair.lag_1)
+        title = f"{pair.candidate.name}, lag {pair.candidate.lag}"
+        shown[title] = shown.get(title, True) and picture
+        cells = [trial.row if trial.folder in done else "" for trial in trials]
+        rows.append([f"{title}, {pair.method}", *cells, "yes" if picture else "no"])
     columns = ["preset tiny with", *(f"large lag, seed {seed}" for seed in SEEDS), *(f"lag 1, seed {seed}" for seed in SEEDS)]
     print(f"{len(done)} runs; held-out accuracy in %: best -> mean of the trailing quarter, † collapsed at step\n")
     print(pd.DataFrame(rows, columns=[*columns, "the paper's picture"]).to_markdown(index=False), "\n")
-    titles = {f"{c.name}, lag {c.lag}": [f"{c.name}, lag {c.lag}, {method}" for method in c.methods] for c in CANDIDATES}
-    regimes = [title for title, names in titles.items() if all(shown[name] for name in names)]
-    print("stress regimes: " + ("; ".join(regimes) or "none"))
+    print("stress regimes: " + ("; ".join(title for title, picture in shown.items() if picture) or "none"))
 
 
 if __name__ == "__main__":
