@@ -31,10 +31,10 @@ def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell
     }
     for cell in cells:
         write_cell_settings(settings, paths, cell)
-    # `make watch` and `make report` look at the run that was planned last
-    write_if_changed(paths.settings("run"), _text(settings))
-    present = paths.settings(f"present-{hashlib.sha256(_text(settings).encode()).hexdigest()[:12]}")
-    write_if_changed(present, _text(settings))
+    text = _text(settings)
+    write_if_changed(paths.settings("run"), text)  # `make watch` and `make report` look at the run that was planned last
+    present = paths.settings(f"present-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    write_if_changed(present, text)
     return {name: _write(paths, name, section) for name, section in stages.items()} | {"present": str(present)}
 
 

@@ -11,7 +11,7 @@ nonfinite_steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,12 @@ def mismatch_series(run: CellRun, column: str = "mismatch", *, tail: float = 1.0
     first = run.steps["first_of_batch"].to_numpy(dtype=bool)
     kept = first & (step < end) & (step >= (1.0 - tail) * end) & np.isfinite(values)
     return pd.Series(values[kept], index=step[kept])
+
+
+def late_mismatch(runs: Iterable[CellRun], before: int | None = None) -> list[NDArray[np.float64]]:
+    """The positive mismatches of the last quarter of each run, as `mismatch_series` counts it; a run without any is left out."""
+    series = (mismatch_series(run, tail=TAIL, before=before).to_numpy() for run in runs)
+    return [positive for values in series if len(positive := values[values > 0])]
 
 
 def _last_summary(outcomes: NDArray[np.bool_]) -> dict[str, float]:

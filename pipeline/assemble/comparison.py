@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.assemble.claims import SAME_MODEL
-from pipeline.assemble.collect import TAIL, mismatch_series
+from pipeline.assemble.collect import late_mismatch
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.table1 import Row
@@ -118,36 +117,32 @@ def _best_evaluation(row: Row, paper: float, results: Results, reference: Refere
 
 def _mismatch(row: Row, paper: dict[str, Any], results: Results, reference: Reference) -> Comparison:
     """The level at preset full; elsewhere the ratio to GRPO at lag 1."""
-    ours = _late_mismatch(results, row.method, row.lag)
+    ours = late_mismatch(results.of(row.method, row.lag))
     if results.settings.preset == SAME_MODEL:
-        factor, target = float(reference.claims["same"]["mismatch_factor"]), float(paper["mismatch"])
+        widest, target = float(reference.claims["same"]["mismatch_factor"]), float(paper["mismatch"])
         compared = (
             "mismatch, with the steps' noise or the spread of several seeds; reproduced if the whole interval lies within a factor "
-            f"{factor:g} of the paper's value, not if it excludes it from farther away"
+            f"{widest:g} of the paper's value, not if it excludes it from farther away"
         )
         if not ours:
             return Comparison(target, None, None, None, None, "not-testable", compared)
         log = log_ratio_to(ours, target)
-        level, low, high = (target * float(np.exp(value)) for value in (log.estimate, log.low, log.high))
-        verdict = held(same(log, float(np.log(factor))), row, len(ours), fewest=1)
+        factor = log.exponential()
+        level, low, high = (target * value for value in (factor.estimate, factor.low, factor.high))
+        verdict = held(same(log, float(np.log(widest))), row, len(ours), fewest=1)
         return Comparison(target, level, low, high, level - target, verdict, compared)
     compared = f"mismatch over that of GRPO at lag 1; no side within {SIDE - 1:.0%} in the paper"
     anchor = reference.row(*ANCHOR)
     assert anchor is not None
     ratio = paper["mismatch"] / anchor["mismatch"]
-    base = _late_mismatch(results, *ANCHOR)
+    base = late_mismatch(results.of(*ANCHOR))
     if not ours or not base or (row.method, row.lag) == ANCHOR:
         return Comparison(ratio, None, None, None, None, "not-testable", compared)
     log = log_ratio_of_means(ours, base)
     verdict = "not-testable" if 1 / SIDE < ratio < SIDE else _signed(float(np.log(ratio)), log, compared).verdict
     verdict = held(verdict, row, min(len(ours), len(base)), fewest=2)
-    return Comparison(ratio, float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), None, verdict, compared)
-
-
-def _late_mismatch(results: Results, method: str, lag: str) -> list[NDArray[np.float64]]:
-    """The last quarter's positive mismatches of every run that has some."""
-    series = [mismatch_series(run, tail=TAIL).to_numpy() for run in results.of(method, lag)]
-    return [values[values > 0] for values in series if np.any(values > 0)]
+    found = log.exponential()
+    return Comparison(ratio, found.estimate, found.low, found.high, None, verdict, compared)
 
 
 def _collapse(row: Row, paper: dict[str, Any]) -> Comparison:

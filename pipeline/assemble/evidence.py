@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assemble.collect import TAIL, mismatch_series
+from pipeline.assemble.collect import late_mismatch, mismatch_series
 from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
@@ -106,12 +106,7 @@ class Context:
 
 def ratio(a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> Callable[[float], Interval]:
     """The interval of a ratio of means, for any level."""
-
-    def make(level: float) -> Interval:
-        log = log_ratio_of_means(a, b, level)
-        return Interval(float(np.exp(log.estimate)), float(np.exp(log.low)), float(np.exp(log.high)), level, log.over, log.p_value)
-
-    return make
+    return lambda level: log_ratio_of_means(a, b, level).exponential()
 
 
 def decide(interval: Interval, direction: str, threshold: float) -> str:
@@ -273,9 +268,9 @@ def sawtooth(rule: Mapping[str, Any], context: Context) -> list[Evidence]:
             continue
         values, over = ([float(np.mean(run)) for run in runs], SEEDS) if several else (runs[0], "publication intervals")
         log, finding = find(partial(t_interval, values, over=over), rule, context.level, len(rule["cells"]))
-        factor, low, high = (np.exp(value) for value in (log.estimate, log.low, log.high))
+        factor = log.exponential()
         where = f"{sum(map(len, runs))} intervals of {len(runs)} run{'s' if several else ''}"
-        text = f"×{factor:.2f} [{low:.2f}, {high:.2f}] late over early, {where}"
+        text = f"×{factor.estimate:.2f} [{factor.low:.2f}, {factor.high:.2f}] late over early, {where}"
         found.append(Evidence(side.label, finding, text, log))
     return found
 
@@ -319,9 +314,8 @@ def _mismatch_of_pair(a: Side, b: Side, window: str, results: Results) -> Sequen
     if window == "before_collapse":
         onsets = [results.collapses[run.cell].onset_step for side in runs for run in side]
         end = min((onset for onset in onsets if onset is not None), default=None)
-    series = [[mismatch_series(run, tail=TAIL, before=end).to_numpy() for run in side] for side in runs]
-    series = [[values[values > 0] for values in side] for side in series]
-    return series if all(side and all(map(len, side)) for side in series) else None
+    series = [late_mismatch(side, before=end) for side in runs]
+    return series if all(found and len(found) == len(side) for found, side in zip(series, runs, strict=True)) else None
 
 
 def _paper_difference(a: Side, b: Side, reference: Reference) -> float | None:

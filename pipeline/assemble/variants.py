@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.assemble.collect import mismatch_series
+from pipeline.assemble.collect import late_mismatch
 from pipeline.assemble.contrasts import Contrast
 from pipeline.assemble.differences import MISSING, p_text
 from pipeline.assemble.markdown import table
-from pipeline.assemble.runs import CellRun, Results
-from pipeline.evaluation.estimators import Interval, log_ratio_of_means
+from pipeline.assemble.runs import Results
+from pipeline.evaluation.estimators import log_ratio_of_means
 from pipeline.objective.methods import method_of
 
 HEAD = ("Method with the setting", "Lag", "Seeds", "Accuracy", "Points", "p, Holm", "Mismatch", "Ratio", "Collapsed")
@@ -23,7 +23,6 @@ NOTE = (
     "Mismatch: mean over the last quarter of the steps; ratio: with over without, 95 % interval over seeds, or over blocks of 8 "
     "batches where a side has one. Seeds: read of either; with one, no interval counts the spread between runs. Collapsed: runs."
 )
-TAIL = 0.25
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,8 @@ def _effect(results: Results, contrast: Contrast) -> SettingEffect:
     (method, lag), (base, _) = contrast.a.split("@"), contrast.b.split("@")
     sides = [results.of(name, lag) for name in (base, method)]
     accuracies = [results.scored(name, lag, "last") for name in (base, method)]
-    series = [[_tail(run) for run in side] for side in sides]
-    ratio = None
-    if all(any(len(values) for values in side) for side in series):
-        without, changed = ([values for values in side if len(values)] for side in series)
-        ratio = _exponential(log_ratio_of_means(changed, without))
+    without, changed = series = [late_mismatch(side) for side in sides]
+    ratio = log_ratio_of_means(changed, without).exponential() if without and changed else None
     return SettingEffect(
         method=method,
         lag=lag,
@@ -98,24 +94,13 @@ def _effect(results: Results, contrast: Contrast) -> SettingEffect:
         points=(contrast.estimate, contrast.low, contrast.high),
         p_holm=contrast.p_holm,
         mismatch=_pair(_mean_of_means(side) for side in series),
-        mismatch_ratio=ratio,
+        mismatch_ratio=None if ratio is None else (ratio.estimate, ratio.low, ratio.high),
         collapsed=_pair(sum(results.collapses[run.cell].collapsed for run in side) for side in sides),
     )
 
 
-def _tail(run: CellRun) -> np.ndarray:
-    values = mismatch_series(run, tail=TAIL).to_numpy()
-    return values[values > 0]
-
-
 def _mean_of_means(side: Sequence[np.ndarray]) -> float | None:
-    means = [values.mean() for values in side if len(values)]
-    return float(np.mean(means)) if means else None
-
-
-def _exponential(log: Interval) -> tuple[float, float, float]:
-    estimate, low, high = np.exp([log.estimate, log.low, log.high])
-    return float(estimate), float(low), float(high)
+    return float(np.mean([values.mean() for values in side])) if side else None
 
 
 def _pair(values: Iterable[Any]) -> tuple[Any, Any]:

@@ -38,6 +38,11 @@ class Interval:
         """The same interval with its ends inside [low, high], for a quantity that cannot leave that range."""
         return Interval(self.estimate, max(self.low, low), min(self.high, high), self.level, self.over, self.p_value)
 
+    def exponential(self) -> Interval:
+        """The interval of a ratio from that of its logarithm; p_value stays that of the logarithm against 0."""
+        estimate, low, high = (float(np.exp(value)) for value in (self.estimate, self.low, self.high))
+        return Interval(estimate, low, high, self.level, self.over, self.p_value)
+
 
 @dataclass(frozen=True)
 class Part:
