@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def sha256_of(paths: Sequence[Path]) -> dict[Path, str]:
-    """The hash of each file; several are hashed side by side."""
+def sha256_of(paths: Sequence[Path], digest: Callable[[Path], str] = sha256) -> dict[Path, str]:
+    """The hash of each file; several are hashed side by side. digest: what of a file is hashed, the whole of it if not given."""
     with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
-        return dict(zip(paths, pool.map(sha256, paths), strict=True))
+        return dict(zip(paths, pool.map(digest, paths), strict=True))

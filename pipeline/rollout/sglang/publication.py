@@ -20,7 +20,6 @@ import io
 import os
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from pipeline.artifacts import sha256_of
 from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
 from pipeline.launch.errors import EngineDied
@@ -43,7 +43,6 @@ Route = Literal["disk", "tensor", "distributed"]
 Checksum = tuple[str, ...]  # one per tensor-parallel rank
 T = TypeVar("T")
 _POLL_S = 0.2
-_HASHERS = 8
 
 
 @dataclass(frozen=True)
@@ -261,8 +260,7 @@ def _content(folder: Path) -> Sent:
 
 def _content_digest(folder: Path) -> str:
     """One SHA-256 over the tensors' bytes, file by file; not over the files' headers, which name the version."""
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        return hashlib.sha256("".join(pool.map(_data_digest, shards(folder))).encode()).hexdigest()
+    return hashlib.sha256("".join(sha256_of(shards(folder), _data_digest).values()).encode()).hexdigest()
 
 
 def _data_digest(path: Path) -> str:
