@@ -43,7 +43,7 @@ from pipeline.sections import (
     unknown,
 )
 
-Preset = Literal["tiny", "rehearsal", "full"]
+Preset = Literal["tiny", "stress", "rehearsal", "full"]
 EXTRA_GROUPS = ("ablations", "figure1")  # groups of cells that are run only where `ablations` asks for them
 
 
