@@ -47,9 +47,14 @@ class ClaimResult:
 
 
 def evaluate_claims(results: Results, reference: Reference) -> list[ClaimResult]:
-    """Every claim of claims.yaml, in its order."""
+    """Every claim of the paper in claims.yaml, in its order, and those of the project's own that the preset can test."""
     context = Context(results, reference, float(reference.claims["interval"]["level"]))
-    return [evaluate(claim, context) for claim in reference.claims["claims"]]
+    preset = results.settings.preset
+    return [
+        evaluate(claim, context)
+        for claim in reference.claims["claims"]
+        if claim["origin"] == "paper" or preset in claim["testable_in"]
+    ]
 
 
 def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:

@@ -48,7 +48,7 @@ class Contrast:
 def contrasts(results: Results, checkpoint: str = "last") -> list[Contrast]:
     """All differences whose two cells have a scored seed; Holm's correction is over exactly these."""
     found = []
-    for what, a, b in pairs(results.rows()):
+    for what, a, b in pairs(results.rows(), results.settings.large_lag):
         sides = [results.scored(*name.split("@"), checkpoint) for name in (a, b)]
         if sides[0] is None or sides[1] is None:
             continue
@@ -59,14 +59,14 @@ def contrasts(results: Results, checkpoint: str = "last") -> list[Contrast]:
     return [replace(item, p_holm=float(value)) for item, value in zip(found, adjusted, strict=True)]
 
 
-def pairs(rows: Iterable[tuple[str, str]] = ()) -> Iterator[tuple[str, str, str]]:
-    """(what differs, cell with it, cell without it): over Table 1, lag 8 against lag 1, then SAT, R3 and TIS at each lag (those
-    besides 1 and 8 where `rows` has both); among `rows`, each method against itself uncorrected, and every variant against its
-    method.
+def pairs(rows: Iterable[tuple[str, str]] = (), large_lag: str = LAGS[1]) -> Iterator[tuple[str, str, str]]:
+    """(what differs, cell with it, cell without it): over Table 1, the large lag against lag 1, then SAT, R3 and TIS at each lag
+    (those besides 1 and 8 where `rows` has both); among `rows`, each method against itself uncorrected, and every variant against
+    its method.
     """
     rows = list(dict.fromkeys(rows))
     for method in TABLE_1:
-        yield "lag", f"{method}@8", f"{method}@1"
+        yield "lag", f"{method}@{large_lag}", f"{method}@1"
     known = {*rows, *((method, lag) for method in TABLE_1 for lag in LAGS)}
     for lag in dict.fromkeys([*LAGS, *(lag for _, lag in rows)]):
         for a in TABLE_1:

@@ -29,7 +29,7 @@ class FigureEntry:
 
 FIGURES: dict[str, FigureEntry] = {
     "figure2": FigureEntry("Figure 2. Lag raises mismatch: GRPO", paper_figures.figure2),
-    "figure3": FigureEntry("Figure 3. GSPO at lag 1 and lag 8", paper_figures.figure3),
+    "figure3": FigureEntry("Figure 3. GSPO at both lags", paper_figures.figure3),
     "figure4": FigureEntry("Figure 4. Mismatch of all methods", paper_figures.figure4),
     "figure5": FigureEntry("Figure 5. Accuracy at both lags", paper_figures.figure5),
     "stress_panel": FigureEntry("Stress panel. Eight optimizer steps per rollout batch", panels.stress_panel),
@@ -72,6 +72,6 @@ def finish_drawing(processes: Sequence[BaseProcess]) -> None:
 def captions(settings: Settings, reference: Reference) -> dict[str, str]:
     """The caption of every figure for these settings."""
     seeds = len(settings.seeds)
-    return paper_figures.captions(reference, settings.trainer.steps, seeds, settings.problems.scoring_count) | panels.captions(
-        seeds, gated_share_limit(settings)
-    )
+    return paper_figures.captions(
+        reference, settings.trainer.steps, seeds, settings.problems.scoring_count, settings.large_lag
+    ) | panels.captions(seeds, gated_share_limit(settings), settings.large_lag)

@@ -51,10 +51,10 @@ def stress_panel(results: Results, reference: Reference) -> Drawn:
 
 
 def sat_panel(results: Results, reference: Reference) -> Drawn:
-    """SAT over the run at lag 8: token |d| quantiles of one method; q, gate share, smallest contraction and mean radii of all."""
+    """SAT at the large lag: token |d| quantiles of one method; q, gate share, smallest contraction and mean radii of all."""
     figure, axes = panels(2, 3, 14.5, 6.9, between=1.15)
     spread, quantile, gate, contraction, radius, aside = axes.ravel()
-    lag = "8"
+    lag = results.settings.large_lag
     shown = next((method for method in reversed(SAT) if results.of(method, lag)), SAT[-1])
     rows: list[pd.DataFrame] = []
     spreads = []
@@ -149,7 +149,7 @@ def lag_panel(results: Results, reference: Reference) -> Drawn:
     return Drawn(figure, pd.DataFrame(rows, columns=list(CSV_COLUMNS)))
 
 
-def captions(results_seeds: int, gated_share: float) -> dict[str, str]:
+def captions(results_seeds: int, gated_share: float, large_lag: str) -> dict[str, str]:
     over = f"Line: mean over {results_seeds} seeds, band: their range." if results_seeds > 1 else "One seed."
     return {
         "stress_panel": (
@@ -158,10 +158,10 @@ def captions(results_seeds: int, gated_share: float) -> dict[str, str]:
             f"at the first step of each rollout batch, logarithmic. A cross marks where a run collapses by the stated rule. {over}"
         ),
         "sat_panel": (
-            "What SAT does at lag 8. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; b, the "
-            "gate threshold q, a quantile of |log ρ| at the method's own granularity: of a token's ratio (log ρ = d) in SAT-GRPO, "
-            "of a sequence's (log ρ the mean of d over its tokens; it counts once for each of them) in SAT-GSPO, so that only "
-            "SAT-GRPO's q is a quantile as those in a; c, share of tokens whose limits are contracted, at most 1 − α = "
+            f"What SAT does at lag {large_lag}. a, quantiles over tokens of |d|, the log-ratio between trainer and rollout engine; "
+            "b, the gate threshold q, a quantile of |log ρ| at the method's own granularity: of a token's ratio (log ρ = d) in "
+            "SAT-GRPO, of a sequence's (log ρ the mean of d over its tokens; it counts once for each of them) in SAT-GSPO, so that "
+            "only SAT-GRPO's q is a quantile as those in a; c, share of tokens whose limits are contracted, at most 1 − α = "
             f"{gated_share:.2g} (dotted); d, the smallest factor by which a limit was contracted in a step (1: none); e, mean clip "
             f"radii (dotted grey: without SAT). Trailing means over {WINDOW} optimizer steps. {over}"
         ),

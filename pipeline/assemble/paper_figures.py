@@ -1,4 +1,7 @@
-"""Figures 2 to 5 of the paper, from our cells, the paper's own curve or bars beside or beneath them."""
+"""Figures 2 to 5 of the paper, from our cells, the paper's own curve or bars beside or beneath them.
+
+The paper's lag 8 stands beside the large lag of our table, which is 8 but in preset stress.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ from pipeline.assemble.style import PAPER, colour, nothing, pattern, tint
 from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import TABLE_1, VARIANT, method_of
 
-LAGS = ("1", "8")
-LAG_PATTERNS = {"1": (0, (4, 1.5)), "8": "-"}
+PAPER_LAGS = ("1", "8")
+LAG_PATTERNS = {"1": (0, (4, 1.5)), "8": "-"}  # by the paper's lag
 FIGURE_5 = ("grpo", "gspo", "dppo", "sat-gspo", "sat-gspo-r3")
 FIGURE_3B = {"1": "page", "8": "4b"}  # where the paper shows GSPO's mismatch at each lag
 PAPER_TOP = 0.06  # published mismatch above it leaves its panel of Figure 4
@@ -39,38 +42,43 @@ EMPTY = {"ours": "no cells yet", "paper": "no published curve"}
 MISMATCH = "mismatch  |log π − log μ|"
 
 
+def lag_pairs(results: Results) -> list[tuple[str, str]]:
+    """Our lags, each with the paper's that is shown beside it."""
+    return list(zip(("1", results.settings.large_lag), PAPER_LAGS, strict=True))
+
+
 def figure2(results: Results, reference: Reference) -> Drawn:
-    """GRPO at lags 1 and 8: mismatch and |k1|."""
+    """GRPO at both lags: mismatch and |k1|."""
     figure, axes = panels(1, 2, 11.5, 3.9, between=1.6, right=0.8)
     rows = []
     for panel, quantity, metric, source, title in (
         (axes[0, 0], "mismatch", "mismatch", "2a", "a  mismatch"),
         (axes[0, 1], "k1", "mismatch_k1", "2b", "b  |k1|"),
     ):
-        rows += lag_pair(panel, results, reference, "grpo", quantity, metric, dict.fromkeys(LAGS, source))
+        rows += lag_pair(panel, results, reference, "grpo", quantity, metric, dict.fromkeys(PAPER_LAGS, source))
         panel.set_title(title)
         panel.set_ylabel(MISMATCH if quantity == "mismatch" else "|k1|  KL estimate")
     return Drawn(figure, tidy(rows))
 
 
 def figure3(results: Results, reference: Reference) -> Drawn:
-    """GSPO at lags 1 and 8: held-out accuracy and mismatch."""
+    """GSPO at both lags: held-out accuracy and mismatch."""
     figure, axes = panels(1, 2, 11.5, 3.9, between=1.6, right=0.8)
     panel, rows, published = axes[0, 0], [], []
     second = paper_axis(panel, "paper: AIME24, %")
     onsets = results.onsets
-    for lag in LAGS:
-        curve = accuracy_curve(results, "gspo", lag)
-        rows.append(draw_paper(second, reference, results.settings.trainer.steps, "3", "gspo", lag, "aime24", LAG_PATTERNS[lag]))
-        published += [paper_handle(f"paper, lag {lag}", LAG_PATTERNS[lag])] if len(rows[-1]) else []
+    for lag, theirs in lag_pairs(results):
+        curve, look = accuracy_curve(results, "gspo", lag), LAG_PATTERNS[theirs]
+        rows.append(draw_paper(second, reference, results.settings.trainer.steps, "3", "gspo", theirs, "aime24", look))
+        published += [paper_handle(f"paper, lag {theirs}", look)] if len(rows[-1]) else []
         if curve is not None:
             rows.append(curve.rows())
-            draw_curve(panel, curve, lag_colour("gspo", lag), LAG_PATTERNS[lag], f"GSPO, lag {lag}")
+            draw_curve(panel, curve, lag_colour("gspo", lag), look, f"GSPO, lag {lag}")
             mark_collapses(panel, onsets, curve, lag_colour("gspo", lag))
     if results.base:
         panel.axhline(100 * avg_at_k(results.base["evaluation"]), color=PAPER, linewidth=1, linestyle=":")
     finish(panel, "a  held-out accuracy", "accuracy, %")
-    crosses = [cross_handle()] if any(onsets.get(("gspo", lag)) for lag in LAGS) else []
+    crosses = [cross_handle()] if any(onsets.get(("gspo", lag)) for lag, _ in lag_pairs(results)) else []
     legend_below(panel, [*published, *crosses])
     rows += lag_pair(axes[0, 1], results, reference, "gspo", "mismatch", "mismatch", FIGURE_3B)
     axes[0, 1].set_title("b  mismatch")
@@ -83,23 +91,24 @@ def lag_pair(
 ) -> list[pd.DataFrame]:
     """A mismatch-like quantity of one method at both lags, each with the paper's curve beneath, on logarithmic axes.
 
-    sources: the paper's figure that shows each lag.
+    sources: the paper's figure that shows each of its lags.
     """
     second = paper_axis(panel, "paper: " + ("|k1|" if quantity == "k1" else "mismatch"))
     rows, drawn, published, handles = [], [], [], []
     num_steps = results.settings.trainer.steps
-    for lag in LAGS:
-        paper = draw_paper(second, reference, num_steps, sources[lag], method, lag, metric, LAG_PATTERNS[lag], window=WINDOW)
+    for lag, theirs in lag_pairs(results):
+        source, look = sources[theirs], LAG_PATTERNS[theirs]
+        paper = draw_paper(second, reference, num_steps, source, method, theirs, metric, look, window=WINDOW)
         rows.append(paper)
         if len(paper):
             published.append(smoothed(paper, WINDOW))
-            where = "project page" if sources[lag] == "page" else f"Fig. {sources[lag]}"
-            handles.append(paper_handle(f"paper, lag {lag} ({where})", LAG_PATTERNS[lag]))
+            where = "project page" if source == "page" else f"Fig. {source}"
+            handles.append(paper_handle(f"paper, lag {theirs} ({where})", look))
         curve = step_curve(results, method, lag, quantity, first_of_batch=True)
         if curve is not None:
             rows.append(curve.rows())
             label = f"{method_of(method).label}, lag {lag}"
-            draw_curve(panel, curve, lag_colour(method, lag), LAG_PATTERNS[lag], label, window=WINDOW, raw=True)
+            draw_curve(panel, curve, lag_colour(method, lag), look, label, window=WINDOW, raw=True)
             drawn.append(curve.smoothed(WINDOW).values)
     log_axis(panel, drawn)
     log_axis(second, published)
@@ -109,14 +118,14 @@ def lag_pair(
 
 
 def figure4(results: Results, reference: Reference) -> Drawn:
-    """Mismatch of every method, a column for each correction: at lag 1 ours and the paper's, at lag 8 ours and the paper's."""
+    """Mismatch of every method, a column for each correction: at lag 1 ours and the paper's, then at the large lag."""
     methods = [*TABLE_1, *(method for method, _ in results.rows() if method not in TABLE_1 and VARIANT not in method)]
     groups: dict[str, list[str]] = {}
     for method in dict.fromkeys(methods):
         groups.setdefault(correction(method), []).append(method)
     figure, axes = panels(4, len(groups), 3.2 * len(groups) + 0.9, 10.4, between=0.25)
     rows: list[pd.DataFrame] = []
-    for pair, (lag, source) in enumerate(zip(LAGS, ("4a", "4b"), strict=True)):
+    for pair, ((lag, paper_lag), source) in enumerate(zip(lag_pairs(results), ("4a", "4b"), strict=True)):
         ours, theirs = axes[2 * pair], axes[2 * pair + 1]
         drawn, published = [], []
         for ours_panel, paper_panel, group in zip(ours, theirs, groups.values(), strict=True):
@@ -126,12 +135,12 @@ def figure4(results: Results, reference: Reference) -> Drawn:
                     rows.append(curve.rows())
                     draw_curve(ours_panel, curve, colour(method), pattern(method), method_of(method).label, window=WINDOW)
                     drawn.append(curve.smoothed(WINDOW).values)
-                rows.append(draw_published(paper_panel, reference, source, method, lag))
+                rows.append(draw_published(paper_panel, reference, source, method, paper_lag))
                 if len(rows[-1]):
                     published.append(np.minimum(smoothed(rows[-1], WINDOW), PAPER_TOP))
-        for panels_of_row, values, whose in ((ours, drawn, "ours"), (theirs, published, "paper")):
+        for panels_of_row, values, whose, shown in ((ours, drawn, "ours", lag), (theirs, published, "paper", paper_lag)):
             for panel, name in zip(panels_of_row, groups, strict=True):
-                finish(panel, f"{'ab'[pair]}  {whose}, lag {lag}: {name}", "", EMPTY[whose])
+                finish(panel, f"{'ab'[pair]}  {whose}, lag {shown}: {name}", "", EMPTY[whose])
                 panel.set_xlabel("")
             share_axes(panels_of_row, values)
             panels_of_row[0].set_ylabel("mismatch")
@@ -177,13 +186,13 @@ def figure5(results: Results, reference: Reference) -> Drawn:
     ours, theirs = axes[0]
     rows = []
     for index, method in enumerate(FIGURE_5):
-        for lag, offset in zip(LAGS, (-0.2, 0.2), strict=True):
-            look = {"width": 0.38, "color": colour(method) if lag == "8" else tint(colour(method)), "edgecolor": colour(method)}
-            paper = reference.row(method, lag)
+        for (lag, paper_lag), offset in zip(lag_pairs(results), (-0.2, 0.2), strict=True):
+            look = {"width": 0.38, "color": tint(colour(method)) if lag == "1" else colour(method), "edgecolor": colour(method)}
+            paper = reference.row(method, paper_lag)
             if paper is not None:
                 theirs.bar(index + offset, paper["aime24"], **look)
                 theirs.text(index + offset, paper["aime24"] + 0.3, f"{paper['aime24']:.2f}", ha="center", fontsize=7)
-                rows.append(_bar("paper, table 1", method, lag, "best", paper["aime24"]))
+                rows.append(_bar("paper, table 1", method, paper_lag, "best", paper["aime24"]))
             interval = results.accuracy_interval(method, lag, "last")
             if np.isnan(interval.estimate):
                 ours.text(index + offset, 1, "–", ha="center", color=PAPER)
@@ -224,7 +233,7 @@ def _bar(source: str, method: str, lag: str, quantity: str, value: float) -> dic
 
 def lag_colour(method: str, lag: str) -> object:
     """The colour of the method, lighter at lag 1."""
-    return colour(method) if lag == "8" else tint(colour(method), 0.4)
+    return tint(colour(method), 0.4) if lag == "1" else colour(method)
 
 
 def legend_below(panel: Axes, extra: Sequence[Line2D]) -> None:
@@ -245,34 +254,36 @@ def finish(panel: Axes, title: str, label: str, empty: str = "no cells yet") -> 
         nothing(panel, empty)
 
 
-def captions(reference: Reference, num_steps: int, seeds: int, scoring: int) -> dict[str, str]:
+def captions(reference: Reference, num_steps: int, seeds: int, scoring: int, large_lag: str) -> dict[str, str]:
     """What each figure shows and how it was drawn; `scoring`: the number of scoring problems."""
     scale = (
         f"Grey: the paper's curve on its own axis at the right, its {reference.num_steps} steps scaled to our {num_steps}; "
         "levels are not comparable, shapes are."
     )
+    if large_lag != PAPER_LAGS[1]:
+        scale += f" Our lag {large_lag} stands beside the paper's lag {PAPER_LAGS[1]}."
     over = f"Line: mean over {seeds} seeds, band: their range. " if seeds > 1 else "One seed. "
     smooth = (
         f"thick and grey lines are trailing means over {WINDOW} optimizer steps, however many of them a curve has; thin ones have "
         f"every batch{' of the first seed' if seeds > 1 else ''}. "
     )
     return {
-        "figure2": f"GRPO at lags 1 and 8: a, mismatch; b, the KL estimate |k1|. Logarithmic axes; {smooth}{over}{scale}",
+        "figure2": f"GRPO at lags 1 and {large_lag}: a, mismatch; b, the KL estimate |k1|. Logarithmic axes; {smooth}{over}{scale}",
         "figure3": (
-            "GSPO at lags 1 and 8: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic: "
+            f"GSPO at lags 1 and {large_lag}: a, held-out accuracy (dotted: base policy); b, mismatch, logarithmic: "
             f"{smooth}{over}{scale} "
             "The paper's mismatch at lag 1 is that of its project page, which has every fourth step."
         ),
         "figure4": (
-            f"Mismatch of all methods at lag 1 (a) and lag 8 (b), a column for each correction: trailing mean over {WINDOW} "
-            "optimizer steps, of a published curve over those of them that it has (GSPO w/ R3 and with TIS: every fourth); "
-            "logarithmic, the same axes along a row. Ours, and below it the paper's on its own steps "
+            f"Mismatch of all methods at lag 1 (a) and lag {large_lag} (b), a column for each correction: trailing mean over "
+            f"{WINDOW} optimizer steps, of a published curve over those of them that it has (GSPO w/ R3 and with TIS: every "
+            "fourth); logarithmic, the same axes along a row. Ours, and below it the paper's on its own steps "
             f"(values above {PAPER_TOP} leave the panel). Colour: ratio and clip rule; dash-dotted: TIS with R3. {over}"
         ),
         "figure5": (
             f"Left: fresh accuracy on the {scoring} scoring problems, of our last checkpoint (bar, with its 95 % interval) and of "
             "the checkpoint that was best on the evaluation problems (diamond). Right: the paper's best evaluation, the largest of "
-            "many on the same problems. Light: lag 1; full colour: lag 8; dotted: the base policy. Two different tasks: compare "
-            "orders, not heights."
+            "many on the same problems. Light: lag 1; full colour: the larger lag; dotted: the base policy. Two different tasks: "
+            "compare orders, not heights."
         ),
     }

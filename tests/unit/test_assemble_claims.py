@@ -16,6 +16,7 @@ from pipeline.assemble.collect import summarise
 from pipeline.assemble.comparison import compare_cell, same
 from pipeline.assemble.diff import diff_exit_status
 from pipeline.assemble.evidence import STATISTICS, Context, Evidence, Side, cycle_contrasts, decide, find, pairs_of
+from pipeline.assemble.presets import PRESETS
 from pipeline.assemble.reference import read_reference
 from pipeline.assemble.runs import read_results
 from pipeline.assemble.table1 import rows_of
@@ -138,6 +139,29 @@ def test_the_opposite_world_is_not_reproduced(tmp_path, monkeypatch):
     assert found["dppo-between"].verdict == "not-testable"
 
 
+def test_preset_stress_tells_what_prevents_a_collapse_apart(tmp_path, monkeypatch):
+    """Both uncorrected baselines fall at lags 8-15; SAT and TIS hold but for GSPO's TIS, the fixed limits of GSPO fall as well."""
+    methods = ["grpo", "gspo", "grpo-tis", "gspo-tis", "sat-grpo", "sat-gspo"]
+    overrides = {"preset": "stress", "seeds": 2, "cells": {"table": {"methods": methods}, "stress": {"methods": []}}}
+    fallen = ("grpo-uncorrected", "gspo-uncorrected", "gspo", "gspo-tis")
+    world = synthetic.World({(method, "8-15"): 250 for method in fallen}, seed_sd=0.0)
+    made = synthetic.write_run(tmp_path, world, overrides)
+    monkeypatch.chdir(tmp_path)
+    found = {claim.id: claim for claim in evaluate_claims(read_results(made.layout, made.settings), read_reference())}
+    assert found["uncorrected-collapses"].verdict == found["uncorrected-lag1-healthy"].verdict == "reproduced"
+    assert found["sat-prevents-collapse-lag8-15"].verdict == "reproduced"
+    assert found["rollout-ratio-prevents-collapse-lag8-15"].verdict == "not-reproduced"
+    assert found["tis-prevents-collapse-lag8-15"].verdict == "not-reproduced"
+    assert found["no-row-collapses-lag8-15"].verdict == "not-reproduced"
+    assert found["lag8-15-lowers-accuracy-uncorrected"].verdict == "reproduced"
+    assert found["sat-prevents-collapse"].verdict == "not-testable"  # a claim of the paper stays in the list
+
+
+def test_a_claim_of_our_own_is_listed_where_it_can_be_tested(verdicts):
+    assert set(verdicts) == {claim["id"] for claim in CLAIMS if claim["origin"] == "paper" or "tiny" in claim["testable_in"]}
+    assert "no-row-collapses-lag8-15" not in verdicts
+
+
 def test_without_cells_nothing_is_testable(tmp_path, monkeypatch):
     made = synthetic.write_run(tmp_path, synthetic.World({}), synthetic.cells(["grpo"], ["1"]))
     monkeypatch.chdir(tmp_path)
@@ -152,7 +176,7 @@ def test_claims_are_written_as_their_header_says():
     assert len({claim["id"] for claim in CLAIMS}) == len(CLAIMS) >= 15
     for claim in CLAIMS:
         assert set(claim) == KEYS and claim["origin"] in ("paper", "project") and 0 < claim["require"] <= 1
-        assert set(claim["testable_in"]) <= {"tiny", "rehearsal", "full"}
+        assert set(claim["testable_in"]) <= set(PRESETS)
         rule = claim["rule"]
         assert rule["statistic"] in STATISTICS
         sides = (

@@ -8,18 +8,39 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Cell, Layout
-from pipeline.config import CellSettings, Settings, fingerprint, load_settings, read_settings
+from pipeline.config import CellSettings, Settings, changed_settings, fingerprint, load_settings, read_settings
 from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.objective.methods import METHODS, TABLE_1, Method
 from pipeline.sections import Section, SettingsError
 
 
-@pytest.mark.parametrize(("preset", "cells"), [("tiny", 33), ("rehearsal", 2), ("full", 33)])
+@pytest.mark.parametrize(("preset", "cells"), [("tiny", 33), ("stress", 30), ("rehearsal", 2), ("full", 33)])
 def test_presets_resolve(preset, cells):
     settings = load_settings(overrides={"preset": preset})
     assert len(settings.all_cells()) == cells
     shown = {"grpo-r3", "sat-gspo-r3"} if preset == "rehearsal" else set(TABLE_1)
     assert set(settings.cells.table.methods) == shown and len(TABLE_1) == 13
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, "8"),
+        ({"preset": "stress"}, "8-15"),
+        ({"cells": {"table": {"lags": ["8", "1"]}}}, "8"),
+        ({"cells": {"table": {"lags": ["1"]}}}, "8"),
+    ],
+)
+def test_the_large_lag_is_the_largest_of_the_table(overrides, expected):
+    assert load_settings(overrides=overrides).large_lag == expected
+
+
+def test_stress_is_tiny_but_for_what_the_search_changed():
+    tiny, stress = (load_settings(overrides={"preset": name}).cell(Cell("grpo", "8-15", 0)) for name in ("tiny", "stress"))
+    found = changed_settings(tiny.model_dump(mode="json"), stress)
+    assert [text for text in found if not text.startswith("preset")] == [
+        "model.num_layers 2, now 4", "model.num_experts 16, now 32", "trainer.steps 200, now 400",
+    ]  # fmt: skip
 
 
 def test_full_is_the_papers_run():

@@ -39,6 +39,7 @@ def test_pairs_differ_in_one_thing():
     }
     assert ("SAT", "sat-gspo-r3@8", "gspo-r3@8") in found and ("lag", "dppo@8", "dppo@1") in found
     assert not any(a.startswith("dppo") for what, a, _ in found if what != "lag")
+    assert ("lag", "dppo@8-15", "dppo@1") in pairs(large_lag="8-15")
 
 
 def test_differences_are_those_of_the_scores_and_corrected_over_the_list(tmp_path, monkeypatch):
