@@ -133,7 +133,7 @@ rule score_cell:
 
 rule mismatch:
     input:
-        settings=stage["run"],
+        settings=stage["mismatch"],
         problems=rules.prepare.output,
         policy=rules.base_policy.output,
     output:
@@ -141,7 +141,8 @@ rule mismatch:
     resources:
         **job_resources(settings),
     shell:
-        "{pipeline} mismatch --settings {present} --problems {paths.problems} --base-policy {paths.base_policy} --out {output}"
+        "{pipeline} mismatch --settings {input.settings} --present {present} --problems {paths.problems} "
+        "--base-policy {paths.base_policy} --out {output}"
 
 
 rule collect:

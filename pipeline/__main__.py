@@ -97,11 +97,11 @@ def score_cell(
 
 
 @app.command()
-def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out) -> None:
+def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy, out: Out, present: Present = None) -> None:
     """Measure where mismatch comes from at equal weights: kernels, precision, routing."""
     from pipeline.evaluation.mismatch import measure_mismatch
 
-    measure_mismatch(config.read_settings(config.Settings, settings), problems, base_policy, out)
+    measure_mismatch(config.read_cell_settings(settings, present), problems, base_policy, out)
 
 
 @app.command()

@@ -27,6 +27,7 @@ def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell
         "problems": settings.problem_stage(),
         "base_policy": BasePolicySettings(model=settings.model, warm_start=settings.warm_start),
         "score_base": settings.cell(Cell("grpo", settings.cells.table.lags[0], settings.seeds[0])),
+        "mismatch": settings.cell(Cell("grpo-r3", "0", settings.seeds[0])),
         "run": settings,
     }
     for cell in cells:

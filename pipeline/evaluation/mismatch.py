@@ -13,9 +13,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Cell, write_json
+from pipeline.artifacts import write_json
 from pipeline.broadcast.published import PublishedWeights, StoredWeights
-from pipeline.config import CellSettings, Settings
+from pipeline.config import CellSettings
 from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
@@ -26,12 +26,15 @@ from pipeline.rollout.schedule import Schedule
 
 BATCHES = 5  # rollout batches per measurement; the standard error is taken over them
 PROMPTS, GROUP = 16, 8  # of a batch, at most: all batches and their routes wait in memory
-METHODS = {False: "grpo", True: "grpo-r3"}  # by whether routes are replayed
+METHODS = {False: "grpo", True: "grpo-r3"}  # by whether routes are replayed; they read the same settings
 _NO_CHANGE = 1e-30  # a learning rate
 
 
-def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out: Path) -> None:
-    """Write {rows: [{name, dtype, replay, lag, mismatch, se, n_tokens, seeds}]}: mismatch in nats and its standard error."""
+def measure_mismatch(settings: CellSettings, problems: Path, base_policy: Path, out: Path) -> None:
+    """Write {rows: [{name, dtype, replay, lag, mismatch, se, n_tokens, seeds}]}: mismatch in nats and its standard error.
+
+    settings: of a synchronous cell of this run.
+    """
     configure_cpu(settings.trainer.threads)
     rows = []
     batches = {dtype: _rollouts(settings, dtype, problems, base_policy, out.parent / "mismatch") for dtype in levels(settings)}
@@ -48,27 +51,28 @@ def measure_mismatch(settings: Settings, problems: Path, base_policy: Path, out:
     write_json(out, {"rows": rows})
 
 
-def levels(settings: Settings) -> tuple[str, ...]:
+def levels(settings: CellSettings) -> tuple[str, ...]:
     """The dtypes to generate in: float32 only on a CPU, because SGLang's attention on GPUs may know none."""
-    on_gpus = settings.rollout.engine == "sglang" and settings.cluster.device == "cuda"
+    on_gpus = settings.rollout.engine == "sglang" and settings.cluster and settings.cluster.device == "cuda"
     return ("bfloat16",) if on_gpus else ("float32", "bfloat16")
 
 
-def _cell(settings: Settings, method: str, dtype: str) -> CellSettings:
-    """A synchronous cell whose steps change nothing."""
+def _cell(settings: CellSettings, method: str, dtype: str) -> CellSettings:
+    """The cell with steps that change nothing."""
     sizes = {
         "prompts_per_step": min(PROMPTS, settings.rollout.prompts_per_step),
         "group_size": min(GROUP, settings.rollout.group_size),
     }
     changed = {
+        "method": method,
         "rollout": settings.rollout.model_copy(update={"dtype": dtype, "overlap": False, "generate_ahead": 1, **sizes}),
         "trainer": settings.trainer.model_copy(update={"learning_rate": _NO_CHANGE, "steps": BATCHES}),
         "evaluation": settings.evaluation.model_copy(update={"interval": BATCHES}),
     }
-    return settings.model_copy(update=changed).cell(Cell(method, "0", settings.seeds[0]))
+    return settings.model_copy(update=changed)
 
 
-def _rollouts(settings: Settings, dtype: str, problems: Path, base_policy: Path, logs: Path) -> list[RolloutBatch]:
+def _rollouts(settings: CellSettings, dtype: str, problems: Path, base_policy: Path, logs: Path) -> list[RolloutBatch]:
     cell, tokenizer = _cell(settings, METHODS[True], dtype), read_tokenizer(base_policy)
     engine = rollout_engine(cell, base_policy, tokenizer, logs / dtype)
     train = read_problems(problems / "train.parquet")
