@@ -44,12 +44,12 @@ ablations: setup
 report: setup
 	$(VENV)/bin/python -m pipeline assemble --preset $(SHOWN)
 
-# make reference   copy what results/tiny-reference shows from results/tiny
+# make reference   copy what results/tiny-reference shows from results/tiny (or PRESET=...)
 KEPT = table1.md table1.csv diff.md diff.csv diff.json cells.csv report.md report.html
 reference:
-	mkdir -p results/tiny-reference/figures
-	cp $(KEPT:%=results/tiny/%) results/tiny-reference/
-	cp results/tiny/figures/*.png results/tiny-reference/figures/
+	mkdir -p results/$(SHOWN)-reference/figures
+	cp $(KEPT:%=results/$(SHOWN)/%) results/$(SHOWN)-reference/
+	cp results/$(SHOWN)/figures/*.png results/$(SHOWN)-reference/figures/
 
 watch status: setup
 	$(VENV)/bin/python -m pipeline $@ --preset $(SHOWN)
