@@ -269,7 +269,7 @@ def load_settings(path: Path = Path("config.yaml"), overrides: Mapping[str, Any]
         raise SettingsError(f"{path} does not exist; run from the repository root") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not valid YAML: {error}") from error
-    overrides = dict(overrides or {})
+    overrides = {key: _with_nulls(value) for key, value in (overrides or {}).items()}
     presets = base.pop("presets")
     preset = overrides.get("preset", base["preset"])
     if preset not in presets:
@@ -316,6 +316,13 @@ def read_problem_settings(path: Path) -> ProblemSettings:
     """Read the settings file of the stage prepare, whose shape follows its kind of problems."""
     published = path.exists() and '"published"' in path.read_text(encoding="utf-8")
     return read_settings(PublishedProblemSettings if published else ProblemSettings, path)
+
+
+def _with_nulls(override: Any) -> Any:
+    """An override whose "null" is None: Snakemake reads --config as text where YAML would see a null."""
+    if isinstance(override, Mapping):
+        return {key: _with_nulls(value) for key, value in override.items()}
+    return None if override == "null" else override
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,14 @@ def test_full_is_the_papers_run():
     assert (cell.rollout.engine, cell.trainer.engine) == ("sglang", "megatron")
 
 
+def test_null_on_the_command_line_is_null():
+    """Snakemake hands the values of --config over as text."""
+    published = {"tokenizer": "null", "chat_template": "false", "max_prompt_tokens": "null"}
+    settings = load_settings(overrides={"preset": "full", "published": published, "evaluation": {"temperature": "0.6"}})
+    assert settings.published.tokenizer is None and settings.published.max_prompt_tokens is None
+    assert not settings.published.chat_template and settings.evaluation.temperature == 0.6
+
+
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
