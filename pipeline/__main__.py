@@ -35,9 +35,11 @@ Out = Annotated[Path, typer.Option(help="Where the results go.")]
 @app.command()
 def prepare(settings: SettingsFile, out: Out) -> None:
     """Make the training, evaluation and scoring problems and their manifest."""
+    from pipeline.problems.prepare import as_lines
     from pipeline.problems.prepare import prepare as run
 
-    run(config.read_problem_settings(settings), out)
+    for line in as_lines(run(config.read_problem_settings(settings), out)):
+        print(line)
 
 
 @app.command()

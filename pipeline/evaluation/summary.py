@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
@@ -69,7 +70,14 @@ def summarise_folder(folder: Path, protocols: Sequence[Protocol]) -> list[Evalua
         raise ValueError(f"{folder} holds neither {' nor '.join(FILES)}; give the results folder of a cell or of the base policy")
     summaries = []
     for name, key in present.items():
-        table = pq.read_table(folder / name)
+        try:
+            table = pq.read_table(folder / name)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ValueError(
+                f"{folder / name} is not a readable Parquet file ({error}); delete it and run snakemake again"
+            ) from error
+        if not table.num_rows:
+            raise ValueError(f"{folder / name} holds no responses; delete it and run snakemake again")
         splits = key not in table.column_names  # the base policy's file: a checkpoint column that names two problem sets
         key = "checkpoint" if splits else key
         absent = [column for column in (*COLUMNS, key) if column not in table.column_names]

@@ -81,18 +81,22 @@ def _recognised(problem: str, answer: str, reference: tuple[Problem, ...], where
 def _rows(files: Files) -> Iterator[tuple[str, str]]:
     for path in files.paths:
         rows = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else _json_lines(path)
-        for row in rows:
+        for number, row in enumerate(rows):
             problem, answer = (
                 next((c for c in columns if row.get(c) is not None), None) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS)
             )
             if problem is None or answer is None:
                 needed = " and ".join(" or ".join(columns) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS))
-                raise ValueError(f"{path} lacks the columns {needed} (it has {', '.join(row)}); its schema has changed")
+                raise ValueError(f"{path}: row {number} lacks {needed} (it has {', '.join(row)}); its schema has changed")
             yield str(row[problem]), str(row[answer])
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON lines ({error}); download it again") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}: row {number} is {row!r:.40}, not an object with a problem; download it again")
+    return rows

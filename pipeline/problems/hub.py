@@ -70,7 +70,8 @@ def fetch(
         )
     if not paths:
         raise ValueError(
-            f"{name}.path: {source.path} holds no file like {' or '.join(patterns)}; the source has changed or the path is wrong"
+            f"{name}.path: {source.path} holds no file like {' or '.join(patterns)}; the path or form is another, or the source "
+            "has changed"
         )
     return Files(source.path, folder, tuple(paths), revision, pinned)
 

@@ -38,8 +38,11 @@ class Prepared:
     details: Mapping[str, Any]
 
 
-def prepare(settings: ProblemSettings, directory: Path) -> None:
-    """Write <split>.parquet for train, evaluation and scoring, then manifest.json, below `directory`, each file atomically."""
+def prepare(settings: ProblemSettings, directory: Path) -> dict[str, Any]:
+    """Write <split>.parquet for train, evaluation and scoring, then manifest.json, below `directory`, each file atomically.
+
+    Returns the manifest.
+    """
     prepared = KINDS[settings.kind](settings, directory / REVISIONS)
     files = {}
     for split in SPLITS:
@@ -48,7 +51,25 @@ def prepare(settings: ProblemSettings, directory: Path) -> None:
         _write_problems(path, problems)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         files[split] = {"count": len(problems), "sha256": digest, "drops": prepared.drops[split]}
-    write_json(directory / "manifest.json", {"settings": settings.model_dump(), "files": files, **prepared.details})
+    manifest = {"settings": settings.model_dump(), "files": files, **prepared.details}
+    write_json(directory / "manifest.json", manifest)
+    return manifest
+
+
+def as_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """The manifest in short: the counts; of published problems also every difference from the paper's number, with its reason, and
+    every prompt that fell because it gives away an evaluation problem.
+    """
+    lines = [", ".join(f"{entry['count']} problems for {split}" for split, entry in manifest["files"].items())]
+    if "counts" not in manifest:
+        return lines
+    train = manifest["counts"]["train"]
+    lines.append(f"the paper trains on {train['paper']}, difference {train['difference']:+}")
+    lines += [f"  {count:+} {reason}" for reason, count in train["reasons"].items()]
+    for case in manifest["contaminated"]:
+        prompt = " ".join(case["prompt"].split())
+        lines.append(f"  gives away {case['problem']} ({case['rule']}): {case['source']} row {case['row']}: {prompt}")
+    return lines
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -63,8 +63,9 @@ def read_source(name: str, settings: SourceSettings, form: str, record: Path | N
     files = fetch(f"published.{name}", settings, shape.patterns, record=record)
     rows, parts = 0, []
     for path in files.paths:
+        before = rows
         for batch in _batches(path, shape):
-            parts.append(_distinct(_columns(batch, shape, path, rows), rows))
+            parts.append(_distinct(_columns(batch, shape, path, rows - before), rows))
             rows += batch.num_rows
             if sum(part.num_rows for part in parts) > MERGE_ROWS:
                 parts = [_merge(parts)]
@@ -127,7 +128,7 @@ def _check_columns(schema: pa.Schema, wanted: list[str], path: Path) -> None:
 
 
 def _columns(batch: pa.RecordBatch, form: Form, path: Path, first: int) -> tuple[pa.Array, pa.Array]:
-    """Prompt and answer of a batch as strings, whatever their published types; `first` is the number of its first row."""
+    """Prompt and answer of a batch as strings, whatever their published types; `first`: the number of its first row in the file."""
     prompt = batch.column(form.prompt)
     outer, _, inner = form.answer.partition(".")
     answer = pc.struct_field(batch.column(outer), inner) if inner else batch.column(outer)
@@ -139,7 +140,9 @@ def _columns(batch: pa.RecordBatch, form: Form, path: Path, first: int) -> tuple
         answer = answer.cast(pa.string())
     for column, array in ((form.prompt, prompt), (form.answer, answer)):
         if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-            raise ValueError(f"{path}: column {column} holds {array.type}, not text; its schema has changed")
+            raise ValueError(
+                f"{path}: column {column} holds {array.type}, not text; its schema has changed: convert it, or pin another revision"
+            )
         blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(array), ""), True)
         if pc.any(blank).as_py():
             row = first + pc.index(blank, True).as_py()
@@ -157,9 +160,13 @@ def _user_messages(conversations: pa.Array, where: str, first: int) -> pa.Array:
     """The text of the one user message of each conversation; other roles are part of a template and dropped."""
     flat = conversations.flatten()
     if not (pa.types.is_struct(flat.type) and {"role", "content"} <= {field.name for field in flat.type}):
-        raise ValueError(f"{where} is a list of {flat.type}, not of messages with role and content; its schema has changed")
-    chosen = pc.equal(pc.struct_field(flat, "role"), "user")
-    if not pc.all(pc.equal(pc.list_value_length(conversations), 1)).as_py() or not pc.all(chosen).as_py():
+        raise ValueError(
+            f"{where} is a list of {flat.type}, not of messages with role and content; its schema has changed: convert it, or pin "
+            "another revision"
+        )
+    chosen = pc.fill_null(pc.equal(pc.struct_field(flat, "role"), "user"), False)
+    lengths = pc.fill_null(pc.list_value_length(conversations), 0)
+    if not pc.all(pc.equal(lengths, 1)).as_py() or not pc.all(chosen).as_py():
         counts = pd.Series(pc.filter(pc.list_parent_indices(conversations), chosen)).value_counts()
         counts = counts.reindex(range(len(conversations)), fill_value=0)
         if (counts != 1).any():

@@ -145,3 +145,7 @@ def test_a_folder_with_a_partial_evaluation_is_refused(tmp_path: Path, outcomes)
         summarise_folder(tmp_path, [])
     with pytest.raises(ValueError, match="holds neither"):
         summarise_folder(tmp_path / "none", [])
+    write_rows(tmp_path / "evals.parquet", whole)
+    (tmp_path / "evals.parquet").write_bytes((tmp_path / "evals.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"evals\.parquet is not a readable Parquet file .* delete it"):
+        summarise_folder(tmp_path, [])

@@ -27,7 +27,7 @@ from pipeline.config import load_settings, read_problem_settings
 from pipeline.problems.aime24 import COPY, IDS, read_aime24
 from pipeline.problems.decontaminate import contaminated
 from pipeline.problems.duplicates import near_duplicates
-from pipeline.problems.prepare import prepare, read_problems
+from pipeline.problems.prepare import as_lines, prepare, read_problems
 from pipeline.problems.sources import normalise_answer, read_source
 from pipeline.problems.template import INSTRUCTIONS, instruct, strip_templates
 from pipeline.sections import PublishedProblemSettings, SettingsError, SourceSettings
@@ -62,6 +62,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_row_is_accounted_for(folder: Path, tmp_path: Path) -> None:
     prepare(stage(folder), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
+    lines = as_lines(manifest)
+    assert lines[:2] == [
+        "30 problems for evaluation, 30 problems for scoring, 240 problems for train",
+        "the paper trains on 0, difference +240",
+    ]
+    assert "  -1 dapo: gives away AIME24: same text" in lines and lines[-1].startswith(
+        "  gives away 2024-I-5 (same text): dapo row "
+    )
     dapo, dolci, train = (manifest["counts"][name] for name in ("dapo", "dolci", "train"))
     assert (dapo["rows"], dapo["distinct"], dapo["kept"]) == (2020, 201, 200)
     assert dapo["drops"] == {"repeat of the same prompt": 1819, "gives away AIME24: same text": 1}
@@ -131,12 +139,20 @@ def dapo_table(prompt: object, answer: object) -> pa.Table:
         (dapo_table([{"content": PREFIX + SUFFIX, "role": "user"}], "4"), "row 3 has an empty prompt"),
         (dapo_table([{"content": "2+2?", "role": "system"}], "4"), "row 3 has 0 user messages"),
         (dapo_table([], "4"), "row 3 has 0 user messages"),
+        (dapo_table(None, "4"), "row 3 has 0 user messages"),
         (dapo_table([{"content": "2+2?", "role": "user"}], "4").slice(0, 0), "holds zero rows"),
     ],
 )
 def test_malformed_files_are_refused_by_row_and_column(table: pa.Table, message: str, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=message):
+        read_source("dapo", local(tmp_path), "dapo")
+
+
+def test_a_row_is_counted_in_its_own_file(tmp_path: Path) -> None:
+    for name, answer in (("a", "4"), ("b", " ")):
+        pq.write_table(dapo_table([{"content": "2+2?", "role": "user"}], answer), tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet: row 3 has an empty reward_model"):
         read_source("dapo", local(tmp_path), "dapo")
 
 
@@ -266,7 +282,9 @@ def test_aime24_is_the_30_problems_under_stable_ids(tmp_path: Path) -> None:
         (lambda rows: rows[1:], "holds 29 of the 30 problems of AIME 2024; missing: 2024-I-1"),
         (lambda rows: [{**rows[0], "answer": "1204"}, *rows[1:]], "not an integer from 0 to 999"),
         (lambda rows: [{**rows[0], "answer": "205"}, *rows[1:]], "is no problem of AIME 2024"),
-        (lambda rows: [{"text": "?"}], "lacks the columns problem or Problem"),
+        (lambda rows: [{"text": "?"}], "row 0 lacks problem or Problem"),
+        (lambda rows: [rows[0], {**rows[1], "answer": None}], "row 1 lacks .* and expected_answer or answer"),
+        (lambda rows: [*rows, [1]], r"row 30 is \[1\], not an object"),
     ],
 )
 def test_other_problems_are_not_taken_for_aime24(edit, message: str, tmp_path: Path) -> None:
@@ -283,3 +301,9 @@ def test_the_stage_reads_published_settings_only_where_they_matter(tmp_path: Pat
         assert isinstance(read_problem_settings(path), PublishedProblemSettings) == published
     with pytest.raises(SettingsError, match=r"evaluation_count is 29, but AIME24 has 30"):
         prepare(stage(tmp_path).model_copy(update={"evaluation_count": 29}), tmp_path)
+
+
+def test_a_copy_of_aime24_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"x\.jsonl is not JSON lines"):
+        read_aime24(local(tmp_path / "x.jsonl"))
