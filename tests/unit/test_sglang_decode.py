@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import load_settings
@@ -113,6 +113,7 @@ def test_missing_experts_and_empty_or_broken_answers_are_refused(model: ModelSet
         decode(model, empty)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=100))
 def test_base64_of_int32_decodes_to_the_same_bytes(ids: list[int]) -> None:
     assert experts_from_base64(encoded(np.array(ids, dtype=np.int64)).encode(), len(ids)).tolist() == ids
@@ -124,6 +125,7 @@ def test_sizes_around_the_chunks(count: int) -> None:
     assert (experts_from_base64(encoded(ids).encode(), count) == ids).all()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 8), st.one_of(st.integers(256, 2**31 - 1), st.integers(-(2**31), -1)))
 def test_a_value_that_is_no_byte_is_refused_at_every_position(position: int, value: int) -> None:
     ids = np.zeros(9, dtype=np.int64)
