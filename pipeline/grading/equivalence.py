@@ -9,16 +9,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from pipeline.grading import exact
-from pipeline.grading.forms import Form, Group, Matrix, Members, Ratio, Relation, Scalar, Union, Words, read_form, words_key
-from pipeline.grading.notation import canonical, compact, has_thousands, join_thousands
+from pipeline.grading.forms import (
+    Form,
+    Group,
+    Matrix,
+    Members,
+    Ratio,
+    Relation,
+    Scalar,
+    Union,
+    Words,
+    all_but,
+    read_form,
+    words_key,
+)
+from pipeline.grading.notation import canonical, compact, has_thousands, join_thousands, undecorated
 from pipeline.grading.quantities import Quantity, read_quantity, units_conflict
 
 Question = Literal["equal", "proportional", "positively_proportional"]
 Decide = Callable[[Question, str, str], bool]
+_CHOICE = re.compile(r"(?:\\text ?\{ ?)?\(([A-H])\)([ .:}].*)", re.DOTALL)  # \text{(D)} 12, (D) x+1
+_OPTION = re.compile(r"^((?:\\text ?\{ ?)?)(?:option|choice) (?=\(?[A-H]\)?(?: ?\})?$)", re.IGNORECASE)
+_CHOICE_LETTER = re.compile(r"(?:\\text ?\{ ?)?\(?([A-H])\)? ?\}?")
 _SINGLE = re.compile(r"(?<!\\text)\{(\w)\}")
+_CODE = re.compile(r"__|[(\[] ?['\"]|[A-Za-z]{2,}\.[A-Za-z_]{3,}\(|\bimport [a-z]")  # no notation of mathematics
+_CLOCK_PART = re.compile(r"0\d|0$")
 MAX_MEMBERS = 24  # of unordered collections that are matched member by member
 
 
@@ -33,20 +52,40 @@ def undecided(question: Question, gold: str, answer: str) -> bool:
 
 def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     """Whether an answer means the same as the gold answer; both as written. May raise what `decide` raises."""
-    gold, answer = canonical(gold), canonical(answer)
+    gold, answer = canonical(undecorated(gold)), canonical(undecorated(answer))
     if not answer or not gold:
         return False
     if _bare(gold) == _bare(answer):
         return True
-    choice = re.fullmatch(r"(?:\\text ?\{ ?)?\(([A-H])\)[ .}].*", answer)
-    if choice and words_key(gold) == choice.group(1).casefold():
-        return True
+    (gold_letter, gold), (letter, answer) = _chosen(gold), _chosen(answer)
+    if (gold_letter or letter) and (gold_letter or _letter(gold)) and (letter or _letter(answer)):
+        return (gold_letter or _letter(gold)) == (letter or _letter(answer))
+    if _CODE.search(answer):
+        return False
     comparison = _Comparison(decide)
     if not (has_thousands(gold) or has_thousands(answer)):
         return comparison.same(read_form(gold), read_form(answer))
     # 1,234 may be one number or two: both answers are read the same way
     joined = comparison.same(read_form(join_thousands(gold)), read_form(join_thousands(answer)))
     return joined or comparison.same(read_form(gold), read_form(answer))
+
+
+def _chosen(answer: str) -> tuple[str, str]:
+    """The letter and the value of one choice with its value, `(D) 12`; ("", answer) for any other answer; "Option A" is "A"."""
+    answer = _OPTION.sub(r"\1", answer)
+    choice = _CHOICE.fullmatch(answer)
+    if not choice or re.search(r"\([A-H]\)", choice.group(2)):
+        return "", answer
+    value = choice.group(2).strip(" .:")
+    if value.count("}") > value.count("{"):
+        value = value[1:] if value.startswith("}") else value.removesuffix("}")
+    value = value.strip(" .:")
+    return (choice.group(1), value) if value and value[0] not in ",;=<>≤≥" else ("", answer)
+
+
+def _letter(text: str) -> str:
+    choice = _CHOICE_LETTER.fullmatch(text)
+    return choice.group(1) if choice else ""
 
 
 def _bare(text: str) -> str:
@@ -83,6 +122,9 @@ class _Comparison:
             brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
             return brackets and self.same_in_order(gold.items, answer.items)
         if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+            vector = _vector(gold), _vector(answer)
+            if vector[0] and vector[1] and not (isinstance(gold, Matrix) and isinstance(answer, Matrix)):
+                return self.same_in_order(*vector)
             rows, other = _rows(gold), _rows(answer)
             return len(rows) == len(other) > 0 and all(self.same_in_order(*pair) for pair in zip(rows, other, strict=True))
         if isinstance(gold, Ratio) and isinstance(answer, Ratio):
@@ -122,12 +164,17 @@ class _Comparison:
     def same_ratio(self, gold: Ratio, answer: Ratio) -> bool:
         """2:4 is 1:2, by cross products; a clock time with a zero (12:00, 7:05) is no ratio."""
         one, other = ([part.text for part in ratio.parts if isinstance(part, Scalar)] for ratio in (gold, answer))
-        if not len(one) == len(other) == len(gold.parts) == len(answer.parts) or any(text.startswith("0") for text in one + other):
+        if not len(one) == len(other) == len(gold.parts) == len(answer.parts) or any(
+            _CLOCK_PART.match(text) for text in one + other
+        ):
             return False
         pairs = zip(one[1:], other[1:], strict=True)
         return all(self.same_scalars(f"({one[0]})*({right})", f"({other[0]})*({left})") for left, right in pairs)
 
     def same_scalars(self, gold: str, answer: str) -> bool:
+        moduli = _residue(gold), _residue(answer)
+        if moduli[0] or moduli[1]:
+            return same_residue(moduli[0] or (exact.value(gold), None), moduli[1] or (exact.value(answer), None))
         bases = based(gold), based(answer)
         if bases[0] or bases[1]:
             return bases[0] == bases[1] or _base_ten(*bases, gold, answer)
@@ -157,7 +204,7 @@ class _Comparison:
             return one is not None and other is not None and self.same(one, other)
         if gold.signs == answer.signs and len(gold.signs) > 1 and self._same_parts(gold, answer):
             return True
-        if set(gold.signs) | set(answer.signs) <= {"=", "≈"}:
+        if set(gold.signs) | set(answer.signs) <= {"=", "≈", "≡"}:
             return self.same_equations(gold, answer)
         one, other = interval(gold), interval(answer)
         if one is not None and other is not None:
@@ -182,10 +229,10 @@ class _Comparison:
 
     def relation_means(self, relation: Relation, other: Form, lenient: bool) -> bool:
         """Whether a relation states the value or the set that the other side gives; `lenient` for the response's own label."""
-        as_set = _set_of(relation) if "∈" in relation.signs else interval(_ascending(relation))
+        as_set = _set_of(relation) if "∈" in relation.signs else interval(_ascending(relation)) or _outside(relation)
         if as_set is not None:
             return self.same(as_set, other)
-        if not set(relation.signs) <= {"=", "≈"}:
+        if not set(relation.signs) <= {"=", "≈", "≡"}:
             return False
         text = assigned(relation, lenient)
         if text is None:
@@ -203,7 +250,10 @@ _LABEL = re.compile(
 )
 _ABSOLUTE = re.compile(r"\|[a-z]\|")
 _LINEAR = re.compile(r"(?:[A-Za-z0-9+\-*/_{}()|'.]|\\(?:frac|cdot|text|angle|alpha|beta|gamma|theta|lambda|mu)(?![a-zA-Z]))+")
-_BASED = re.compile(r"\(?(-?[0-9][0-9A-Fa-f]*|[A-Fa-f]+[0-9][0-9A-Fa-f]*)\)?_(?:\{(?:\\text\{)?([0-9a-z]+)\}?\}|(\d))")
+_BASED = re.compile(
+    r"(?:\(|\\text ?\{)?(-?[0-9][0-9A-Fa-f]*|[A-Fa-f]+[0-9][0-9A-Fa-f]*)[)}]?"
+    r"(?:_(?:\{(?:\\text\{)?(?:base\}?)?\(?(?P<braced>[0-9a-z]+)\)?\}?\}|(?P<digit>\d))|\\text\{\(?(?:in)?base-?(?P<named>[0-9a-z]*)\)?\}(?P<after>\d*))"
+)
 _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12}
 
 
@@ -225,6 +275,14 @@ def assigned(relation: Relation, lenient: bool = False) -> str | None:
         return parts[0]
     if is_label(parts[-1]) and len(parts) == 2:
         return parts[0]
+    if (
+        lenient
+        and len(parts) == 2
+        and exact.value(parts[0]) is not None
+        and exact.value(parts[1]) is None
+        and _LINEAR.fullmatch(parts[1])
+    ):
+        return parts[0]
     names_value = lenient and (exact.value(parts[0]) is not None or _LINEAR.fullmatch(parts[0]))
     return parts[until - 1] if names_value else None
 
@@ -234,12 +292,27 @@ def based(text: str) -> tuple[int, int] | None:
     match = _BASED.fullmatch(text)
     if not match:
         return None
-    name = match.group(2) or match.group(3)
+    name = match["braced"] or match["digit"] or match["named"] or match["after"]
     base = int(name) if name.isdigit() and len(name) < 3 else _BASE_NAMES.get(name, 0)
     digits = match.group(1).lower()
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits.lstrip("-")):
         return None
     return int(digits, base), base
+
+
+def _residue(text: str) -> tuple[Fraction | None, int | None] | None:
+    """(3, 7) for 3 \\pmod{7}; None for what is no residue."""
+    value, mark, modulus = text.partition("\\pmod{")
+    return (exact.value(value), int(modulus[:-1])) if mark and re.fullmatch(r"[1-9]\d{0,30}\}", modulus) else None
+
+
+def same_residue(gold: tuple[Fraction | None, int | None], answer: tuple[Fraction | None, int | None]) -> bool:
+    """Whether two residues are of the same class; a missing modulus may be the other's, but then the numbers are equal."""
+    if gold[0] is None or answer[0] is None:
+        return False
+    if gold[1] is None or answer[1] is None:
+        return gold[0] == answer[0]
+    return gold[1] == answer[1] and (gold[0] - answer[0]) % gold[1] == 0
 
 
 def _base_ten(gold_base: tuple[int, int] | None, answer_base: tuple[int, int] | None, gold: str, answer: str) -> bool:
@@ -267,6 +340,13 @@ def interval(relation: Relation) -> Group | None:
     if len(parts) == 2 and is_label(parts[1]) and not is_label(parts[0]):
         return Group("[" if signs == "≤" else "(", ")", (read_form(parts[0]), Scalar("∞")))
     return None
+
+
+def _outside(relation: Relation) -> Union | None:
+    """x ≠ 1 as the set of the other real numbers."""
+    if relation.signs != "≠" or not is_label(relation.parts[0]):
+        return None
+    return all_but((read_form(relation.parts[1]),))
 
 
 def _label_in(relation: Relation) -> str:
@@ -297,6 +377,14 @@ def _key(form: Form) -> str:
     if isinstance(form, Words):
         return form.key
     return words_key(form.text) if isinstance(form, Scalar) and re.fullmatch(r"[A-Za-z]+|\\text\{.*\}", form.text) else ""
+
+
+def _vector(form: Form) -> tuple[Form, ...]:
+    """The entries of a tuple, or of a matrix of one row or column."""
+    if isinstance(form, Matrix):
+        return form.rows[0] if len(form.rows) == 1 else tuple(row[0] for row in form.rows) if len(form.rows[0]) == 1 else ()
+    plain = isinstance(form, Group) and form.opening + form.closing == "()" and not any(isinstance(i, Group) for i in form.items)
+    return form.items if isinstance(form, Group) and plain else ()
 
 
 def _rows(form: Form) -> tuple[tuple[Form, ...], ...]:

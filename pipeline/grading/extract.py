@@ -31,10 +31,10 @@ _CONNECTOR = re.compile(
 )
 _LINK = re.compile(r"and|or|[,，、和或]")
 _END_TOKEN = re.compile(r"<\|[a-z_]{2,24}\|>|</s>|<eos>")
-_ANSWER_LINE = re.compile(r"(?:answers?|答案)[*_\s]*(?:(?:is|are|是|为)\s*)?[:：][*_]*", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"(?:answers?|答案|(?<![解回作])答)[*_\s]*(?:(?:is|are|是|为)\s*)?[:：][*_]*", re.IGNORECASE)
 _ANSWER_IS = re.compile(
     r"(?:answers?|答案)[*_]*\s*(?:is|are|应该是|应为|是|为|=)[*_]*(?:\s+(?:therefore|thus|simply|just|equal\s+to))?"
-    r"|answer(?=\s*(?:\$|\\\(|\\\[))|answer[*_]*\s*\n+(?=\s*[\d$\\-])",
+    r"|故选[:：]?|correct\s+(?:choice|option)\s+is|answer(?=\s*(?:\$|\\\(|\\\[))|answer[*_]*\s*\n+(?=\s*[\d$\\-])",
     re.IGNORECASE,
 )
 _IS_ANSWER = re.compile(
@@ -45,14 +45,14 @@ _OPENING_WORDS = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|we\s+(?:see|find|conclude)\s+that|and|finally)\b[\s,]*)+", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(
-    r"[.?](?=\s|$)|[。；]|;\s|!(?=\s+[A-Z][a-z])|\s(?:because|since|which|where|as\s+required|I\s+hope)\b|,\s(?:so|as|and\s+we)\s"
+    r"[.?](?=\s|$)|[。；]|;\s|!(?=\s+[A-Z][a-z])|\s\(?(?:because|since|which|where|as\s+required|I\s+hope)\b|,\s(?:so|as|and\s+we|obtained|found|using|by)\s"
 )
 _REPEATED = re.compile(r"^(?:(?:the|our|my)\s+)?(?:final|correct)?\s*answer\s*(?:is|=|:)+", re.IGNORECASE)
 _DISPLAY = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
 _NUMBER = r"[-+−]?[$€£]?\d[\d.,/ ]*(?<=\d)(?:\s*\\?%|\s*°|[€£]|\s+[A-Za-z]{2,12})?"
 _FORMULA = r"\$\$?[^$]+\$\$?|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]|\\d?frac\{[^{}]+\}\{[^{}]+\}"
 _CLOSING = re.compile(
-    rf"(?:^|[=≈]|\b(?:equals?|is|are|be|get|gives?|obtain|find|have|to|yields?)(?:\s+(?:therefore|thus|simply|just|exactly|then))?)[\s:*]*(?P<value>{_FORMULA}|{_NUMBER})[\s*]*[.。!]?\s*$",
+    rf"(?:^|[=≈]|\b(?:equals?|is|are|be|get|gives?|obtain|find|have|to|yields?|so|thus|hence|therefore)(?:\s+(?:therefore|thus|simply|just|exactly|then))?)[\s:*,]*(?P<value>{_FORMULA}|{_NUMBER})[\s*]*[.。!]?\s*$",
     re.IGNORECASE,
 )
 
@@ -178,5 +178,5 @@ def _statement(text: str, rule: str) -> Extraction:
 
 def _cleaned(text: str, rule: str) -> Extraction:
     text = re.sub(r"(?<!\\)\$|\\[()\[\]]|\*\*|`", "", text).strip(" \t\n*_,")
-    text = re.sub(r"\s+\([a-z][a-z ]{3,}\)$", "", text)
+    text = re.sub(r"\s+[(\[][a-z][a-z ]{3,}[)\]]$", "", text)
     return Extraction(text, rule) if text else Extraction(None, "empty_answer")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
+from pipeline.grading import exact
 from pipeline.grading.notation import canonical, compact
 
-RELATIONS = "=<>≤≥≠≈∈"
+RELATIONS = "=<>≤≥≠≈∈≡"
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,21 @@ _DEPTH = re.compile(r"\\begin|\\end|[(\[{⦃⌊⌈)\]}⦄⌋⌉]")
 _WHOLE_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _LETTERS_ONLY = re.compile(r"\(?[^\W\d_][^\W\d_ .,'()-]*(?:[ .,'-]+[^\W\d_][^\W\d_ .'()-]*)*\)?\.?")
 _LETTER_LIST = re.compile(r"[A-Z](?: ?, ?[A-Z])+")
+_NAME_LIST = re.compile(r"[A-Z][a-z]+(?: ?, ?[A-Z][a-z]+)+")
+_STATED = re.compile(r"(?:the|my) (?:final |correct )?(?:answer|result) is:? ?", re.IGNORECASE)
+_ANY_REAL = re.compile(r"[a-z] ?∈ ?ℝ")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _FORMULA_WORD = re.compile(r"^(?:sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|arc|pi|theta|alpha|beta|lambda|inf)", re.IGNORECASE)
 _MATRIX = re.compile(r"\\begin ?\{(?:[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end ?\{[a-zA-Z]*\}", re.DOTALL)
+_SYSTEM = re.compile(r"\\begin ?\{(?:cases|aligned)\}(.*)\\end ?\{[a-z]*\}", re.DOTALL)
 _POINT = re.compile(r"[A-BD-Z] ?\(.*,")  # A(1,2) names the point (1,2); C(6,2) is a binomial coefficient
+_ARTICLE = re.compile(r"^[{ ]*(?:an?|the) +(?=[^\W\d_]{3})", re.IGNORECASE)
 _NOT_WORD_CHARACTERS = re.compile(r"[\W_]+")
 
 
 def words_key(text: str) -> str:
-    """What is compared of an answer in words: letters and digits, without case."""
-    return _NOT_WORD_CHARACTERS.sub("", text.replace("\\text", "")).casefold()
+    """What is compared of an answer in words: letters and digits, without case and without an article before a word."""
+    return _NOT_WORD_CHARACTERS.sub("", _ARTICLE.sub("", text.replace("\\text", ""))).casefold()
 
 
 def read_form(text: str, depth: int = 0) -> Form:
@@ -110,12 +117,14 @@ def read_form(text: str, depth: int = 0) -> Form:
         return words
     members = expanded([part for part in split(text, ",;")[0] if part])
     if len(members) > 1:
+        members = [member for member in members if not _ANY_REAL.fullmatch(member)] or members
+    if len(members) > 1:
         return Members(tuple(read_form(member, depth + 1) for member in members), braces=False)
     text = members[0] if members else text
     parts, signs = split(text, RELATIONS)
     if len(parts) > 1:
         if not parts[0]:
-            return read_form(text[1:], depth + 1) if signs[0] in "=≈∈" else Scalar(compact(text))
+            return read_form(text[1:], depth + 1) if signs[0] in "=≈∈≡" else Scalar(compact(text))
         return Relation(tuple(compact(part) for part in parts), signs)
     return _read_bracketed(text, depth)
 
@@ -123,14 +132,25 @@ def read_form(text: str, depth: int = 0) -> Form:
 def _read_bracketed(text: str, depth: int) -> Form:
     parts, _ = split(text, "∪")
     if len(parts) > 1:
-        return Union(tuple(read_form(part, depth + 1) for part in parts))
+        return _united([read_form(part, depth + 1) for part in parts])
+    parts, _ = split(text, "∖")
+    if len(parts) == 2:
+        removed = read_form(parts[1], depth + 1)
+        if read_form(parts[0], depth + 1) == ALL_REALS and isinstance(removed, Members) and removed.braces:
+            return all_but(removed.items) or Scalar(compact(text))
     parts, _ = split(text, ":")
     if len(parts) > 1 and all(parts):
         return Ratio(tuple(read_form(part, depth + 1) for part in parts))
-    matrix = _MATRIX.fullmatch(text)
-    if matrix:
-        rows = [row for row in matrix.group(1).split("\\cr") if row.strip()]
-        return Matrix(tuple(tuple(read_form(entry, depth + 1) for entry in row.split("&")) for row in rows))
+    system = _SYSTEM.fullmatch(text)
+    lines = system.group(1).replace("&=", "=").split("\\cr") if system else []
+    if lines and not any("&" in line for line in lines):  # with conditions it is a function in pieces
+        return read_form(",".join(lines), depth + 1)
+    factor, begin, rest = text.partition("\\begin")
+    matrix = _MATRIX.fullmatch(begin + rest)
+    if matrix and "(" not in factor:
+        times = f"({compact(factor.rstrip('* '))})*" if factor.strip("- ") else factor.strip()
+        rows = [row.split("&") for row in matrix.group(1).split("\\cr") if row.strip()]
+        return Matrix(tuple(tuple(read_form(f"{times}({entry})" if times else entry, depth + 1) for entry in row) for row in rows))
     if len(text) > 1 and text[0] in "⦃([" and text[-1] in "⦄)]" and _encloses(text):
         inner = text[1:-1].strip()
         if text[0] == "⦃":
@@ -145,6 +165,22 @@ def _read_bracketed(text: str, depth: int) -> Form:
         if isinstance(point, Group):
             return point
     return Scalar(compact(text))
+
+
+def _united(parts: list[Form]) -> Form:
+    """One set where all parts are lists of members, otherwise their union."""
+    if all(isinstance(part, Members) and part.braces for part in parts):
+        return Members(tuple(item for part in parts if isinstance(part, Members) for item in part.items), braces=True)
+    return Union(tuple(parts))
+
+
+def all_but(points: tuple[Form, ...]) -> Union | None:
+    """The intervals that are left of the real numbers without some rational points; None for other points."""
+    values = {item: exact.value(item.text) for item in points if isinstance(item, Scalar)}
+    if not points or len(values) != len(set(points)) or None in values.values():
+        return None
+    ends = [Scalar("-∞"), *sorted(values, key=lambda item: values[item] or 0), Scalar("∞")]
+    return Union(tuple(Group("(", ")", pair) for pair in pairwise(ends)))
 
 
 def _read_set(inner: str, depth: int) -> Form:
@@ -206,12 +242,15 @@ def _unwrapped(text: str) -> str:
 def _words(text: str) -> Form | None:
     """Words for \\text of letters and for letters with a word of four or more; for other \\text the form of its content."""
     whole = _WHOLE_TEXT.fullmatch(text)
-    inner = canonical(whole.group(1)) if whole else text
+    inner = canonical(_STATED.sub("", whole.group(1).strip(), count=1)) if whole else text
     if not inner.isascii() and any("\u4e00" <= sign <= "\u9fff" for sign in inner) and not any(sign.isdigit() for sign in inner):
         return Words(words_key(inner))
+    if inner.casefold() in ("yes", "no"):
+        return Words(inner.casefold())
     if (
         _LETTERS_ONLY.fullmatch(inner)
         and not (whole and _LETTER_LIST.fullmatch(inner))
+        and not _NAME_LIST.fullmatch(inner)
         and (whole or (_LONG_WORD.search(inner) and not _FORMULA_WORD.match(inner)))
     ):
         named = _NAMED.get(words_key(inner))

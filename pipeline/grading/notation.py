@@ -76,7 +76,10 @@ _SIGNS = {
         "pm": "±",
         "mp": "∓",
         "cup": "∪",
+        "bigcup": "∪",
         "cap": "∩",
+        "bigcap": "∩",
+        "equiv": "≡",
         "in": "∈",
         "infty": "∞",
         "pi": "π",
@@ -106,7 +109,18 @@ _SIGNS = {
 }
 _TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?)(?![a-zA-Z])"
 _TEXT_MACRO = re.compile(_TEXT)
+_DECORATION = re.compile(
+    r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|square|blacksquare|Box|qed|checkmark|ensuremath)(?![a-zA-Z])"
+    r"|\\(?:[hv]phantom|tag\*?)\s*\{[^{}]*\}|[∎□■◻◼✓✔✅]"
+)
+_FONT_OF_FORMULA = re.compile(_TEXT + r"\s*(?=\{[^{}a-zA-Z]*\\[a-zA-Z]+ ?[\[{\d])")  # \mathrm{\frac12}
+_TIMES_TEN = re.compile(r"(?<=\d) ?[xX] ?(?=10 ?\^)")  # 5x10^3
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
+_BASIS_VECTOR = re.compile(r"\\(?:mathbf|boldsymbol|vec|hat)\s*\{\s*(?:\\(?:hat|vec|mathbf)\s*)?\{?\s*([ijk])\s*\}?\s*\}")
+_POWER_IN_TEXT = re.compile(r"(\\text\s*\{[^{}]*\^) ?\{ ?(-?\d) ?\}")
+_JOINING_TEXT = re.compile(r",?\s*(?:and|or)|,")
+_JOINED_NUMBER = re.compile(r",?\s*(?:and|or)\s+([-+]?\d[\d.,/]*)")
+_PLAIN_TO = re.compile(r"(?<=\d) +to +(?=\d)")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)(?=( ?))")
 _SPACING = re.compile(r"\\[,;:> ]|~|\\hspace\*?\{[^{}]*\}|\\phantom\{[^{}]*\}|\\(?:hline)\b")
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\circ(?![a-zA-Z])")
@@ -116,23 +130,36 @@ _BLANKS = re.compile(r"\s+")
 _TIGHT = re.compile(r"(\\[A-Za-z]+ )(?=[A-Za-z])|(?<!\d) | (?!\d)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.,/] )(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
+_MODULUS = re.compile(r"\(?\\[pb]?mod(?![a-zA-Z]) ?(?:\{ ?(\d+) ?\}|(\d+))\)?|\( ?mod +(\d+) ?\)")
+_OUTWARD_BRACKETS = re.compile(r"(?<![^\s∪∈=,])([\[\]])([^\[\](){}⦃⦄,;]+[,;][^\[\](){}⦃⦄,;]+)([\[\]])(?![^\s∪,.])")
 _DOTTED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
+
+
+def undecorated(text: str) -> str:
+    """The text without sizes, fonts around formulas, marks of a proof's end and the letter x for a sign of multiplication."""
+    if "\\" in text or not text.isascii():
+        text = _FONT_OF_FORMULA.sub("", _DECORATION.sub("", text))
+    return _TIMES_TEN.sub("*", text)
 
 
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
     """The short notation of `text`; idempotent. Length at most a small multiple of the input's."""
     if not text.isascii():
-        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
+        text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", _superscript, text)
         text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m.group().translate(_SUBSCRIPTS) + "}", text)
         text = text.translate(_UNICODE)
     if "\\" in text:
         text = _without_latex(text)
-    text = text.replace("**", "^").replace("{,}", ",").replace("$", "")
+    text = text.replace("**", "^").replace("{,}", ",").replace("{:}", ":").replace("$", "").replace("ℝ-⦃", "ℝ∖⦃")
     text = _FACTORIAL_EQUALS.sub("! =", text)
     text = text.replace("<=", "≤").replace(">=", "≥").replace("!=", "≠").replace("~=", "≈").replace("+/-", "±").replace("+-", "±")
     text = re.sub(r"(?<![A-Za-z])infinity(?![A-Za-z])", "∞", text)
-    text = _JOINING_WORD.sub(",", text)
+    if "mod" in text:
+        text = _MODULUS.sub(lambda m: f"\\pmod{{{m[1] or m[2] or m[3]}}}", text)
+    text = _PLAIN_TO.sub(":", _JOINING_WORD.sub(",", text))
+    if "[" in text or "]" in text:
+        text = _OUTWARD_BRACKETS.sub(_round_brackets, text)
     text = _BLANKS.sub(" ", text).strip()
     if " " in text:
         text = _THIN_THOUSANDS.sub(lambda m: m.group().replace(" ", ""), text)
@@ -157,7 +184,8 @@ def _without_latex(text: str) -> str:
     )
     text = text.replace("\\&", "&").replace("\\#", "").replace("\\\n", " ")
     text = re.sub(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", lambda m: {"R": "ℝ"}.get(m.group(1), f"\\text{{{m.group(1)}}}"), text)
-    text = _TEXT_MACRO.sub(r"\\text", text)
+    text = _BASIS_VECTOR.sub(r"\1", text)
+    text = _POWER_IN_TEXT.sub(r"\1\2", _TEXT_MACRO.sub(r"\\text", text))
     text = re.sub(r"\\text ([A-Za-z])", r"\\text{\1}", text)
     text = re.sub(r"\\text ?\{\s*\\text ?\{([^{}]*)\}\s*\}", r"\\text{\1}", text)
     text = _TEXT_GROUP.sub(_text_group, text)
@@ -165,11 +193,20 @@ def _without_latex(text: str) -> str:
     return _COMMAND.sub(_sign, text)
 
 
+def _superscript(match: re.Match[str]) -> str:
+    signs = match.group().translate(_SUPERSCRIPTS)
+    return "^" + (signs if len(signs) == 1 else "{" + signs + "}")
+
+
 def _text_group(match: re.Match[str]) -> str:
-    """\\text{ and } joins a list; \\mathrm{e}, \\mathrm{i} and \\mathrm{d} are letters of the formula."""
+    """\\text{ and } joins a list, \\text{ to } a ratio; \\mathrm{e}, \\mathrm{i} and \\mathrm{d} are letters of the formula."""
     words = match.group(1).strip()
-    if words in ("and", "or", ","):
+    if _JOINING_TEXT.fullmatch(words):
         return ","
+    if joined := _JOINED_NUMBER.fullmatch(words):
+        return "," + joined[1]
+    if words == "to":
+        return ":"
     if not any(map(str.isalnum, words)):
         return words or " "
     return words if words in ("e", "i", "d") else f"\\text{{{match.group(1)}}}"
@@ -177,6 +214,11 @@ def _text_group(match: re.Match[str]) -> str:
 
 def _sign(match: re.Match[str]) -> str:
     return _SIGNS.get(match.group(1), match.group())
+
+
+def _round_brackets(match: re.Match[str]) -> str:
+    """]0,1[ and [0,1[, with brackets turned outwards, as (0,1) and [0,1)."""
+    return ("(" if match[1] == "]" else "[") + match[2] + (")" if match[3] == "[" else "]")
 
 
 def compact(text: str) -> str:
@@ -190,5 +232,11 @@ def has_thousands(text: str) -> bool:
 
 
 def join_thousands(text: str) -> str:
-    """1,234,567 -> 1234567; `1,2` and `1, 234` stay lists."""
-    return _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
+    """1,234,567 -> 1234567; `1,2` and `1, 234` stay lists, and `(1,234)` a pair."""
+    return _THOUSANDS.sub(lambda m: m.group() if _is_pair(m) else m.group().replace(",", ""), text)
+
+
+def _is_pair(match: re.Match[str]) -> bool:
+    """Whether brackets hold the match and nothing else: a tuple, an interval or a set."""
+    around = match.string[max(match.start() - 1, 0) : match.start()] + match.string[match.end() : match.end() + 1]
+    return around in ("()", "[]", "(]", "[)", "⦃⦄")
