@@ -47,14 +47,12 @@ class ClaimResult:
 
 
 def evaluate_claims(results: Results, reference: Reference) -> list[ClaimResult]:
-    """Every claim of the paper in claims.yaml, in its order, and those of the project's own that the preset can test."""
+    """The claims that the preset can test, in the order of claims.yaml, then the other claims of the paper."""
     context = Context(results, reference, float(reference.claims["interval"]["level"]))
-    preset = results.settings.preset
-    return [
-        evaluate(claim, context)
-        for claim in reference.claims["claims"]
-        if claim["origin"] == "paper" or preset in claim["testable_in"]
-    ]
+    claims, preset = reference.claims["claims"], results.settings.preset
+    testable = [claim for claim in claims if preset in claim["testable_in"]]
+    others = [claim for claim in claims if preset not in claim["testable_in"] and claim["origin"] == "paper"]
+    return [evaluate(claim, context) for claim in (*testable, *others)]
 
 
 def evaluate(claim: Mapping[str, Any], context: Context) -> ClaimResult:
