@@ -21,6 +21,7 @@ from pipeline.launch.attempts import begin_attempt
 from pipeline.launch.engines import policy_trainer, rollout_engine
 from pipeline.launch.failure import FailureRecord
 from pipeline.launch.heartbeat import HEARTBEAT, Heartbeat
+from pipeline.launch.interpreters import engine_packages
 from pipeline.launch.lease import lease
 from pipeline.launch.progress import CellProgress
 from pipeline.launch.stop import Stop, stop_on_signals
@@ -122,7 +123,7 @@ def run_record(settings: CellSettings, identity: str, state: CellState) -> dict[
         "settings": settings.model_dump(),
         "fingerprint": identity,
         "git_revision": ", then ".join(state.revisions),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES} | engine_packages(settings),
         "hardware": {
             "machine": platform.machine(),
             "processor": cpu_name(),

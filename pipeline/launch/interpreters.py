@@ -12,11 +12,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Settings
+from pipeline.config import CellSettings, Settings
 from pipeline.launch.finding import GIB, Finding, Status
 
 OLDEST_GLIBC = (2, 34)  # sglang has no wheels for older ones
@@ -62,19 +62,31 @@ class Interpreter:
         return " ".join(self.command)
 
 
-def engine_interpreters(settings: Settings) -> list[Interpreter]:
+def engine_interpreters(settings: Settings | CellSettings) -> list[Interpreter]:
     """The interpreters of the engines that the settings name; lm-eval and its grader run where SGLang does."""
     cluster, found = settings.cluster, []
-    if settings.rollout.engine == "sglang":
+    if settings.rollout.engine == "sglang" and cluster:
         pinned = ("sglang", "torch", "transformers", "lm-eval", "math-verify")
         found.append(Interpreter("server", cluster.server_command, pinned, ("safetensors",), ("sglang", "lm_eval")))
-    if settings.trainer.engine == "megatron":
+    if settings.megatron and settings.trainer.engine == "megatron" and cluster:
         transformer = settings.megatron.layer_spec == "transformer_engine"
         pinned = ("megatron-core", *(["transformer-engine"] if transformer else []))
         modules = ("megatron.core", *(["transformer_engine.pytorch"] if transformer else []))
         found.append(
             Interpreter("trainer", cluster.trainer_command, pinned, ("torch", "numpy", "pydantic", "safetensors"), modules)
         )
+    return found
+
+
+def engine_packages(settings: CellSettings) -> dict[str, str]:
+    """The versions that a cell's engines have, as "sglang (server)"; of an interpreter that does not answer, why."""
+    found: dict[str, str] = {}
+    for interpreter in engine_interpreters(settings):
+        try:
+            packages = ask(replace(interpreter, modules=()), devices=False)["packages"]
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            packages = {"all": f"not known: {error}"}
+        found |= {f"{name} ({interpreter.name})": version for name, version in packages.items() if version}
     return found
 
 
@@ -93,7 +105,7 @@ def examine_interpreters(settings: Settings) -> Iterator[Finding]:
     torches: dict[str, str | None] = {}
     for interpreter in (controller, *engines):
         try:
-            answer = ask(interpreter)
+            answer = ask(interpreter, devices=interpreter is not controller)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             yield Finding(f"{interpreter.name} interpreter", "failed", f"{interpreter}: {error}", _repair(interpreter))
             continue
@@ -162,10 +174,13 @@ def _same_torch(torches: dict[str, str | None]) -> Iterator[Finding]:
     yield Finding("torch on both sides", "ok" if ours == theirs else "warning", f"controller {ours}, server {theirs}", remedy)
 
 
-def ask(interpreter: Interpreter) -> dict[str, Any]:
-    """The probe's answer. ValueError where it ends by an error or says something else, OSError where there is no such command."""
+def ask(interpreter: Interpreter, *, devices: bool) -> dict[str, Any]:
+    """The probe's answer, with its GPUs if `devices`.
+
+    ValueError where it ends by an error or says something else, OSError where there is no such command.
+    """
     names = [*interpreter.pinned, *interpreter.present]
-    question = json.dumps([names, interpreter.modules, interpreter.name != "controller"])
+    question = json.dumps([names, interpreter.modules, devices])
     command = [*interpreter.command, "-c", _PROBE, question]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode or not done.stdout.strip():

@@ -53,6 +53,11 @@ def test_scores_are_lm_evals_on_the_cells_problems_and_on_aime24(cell):
     assert list((cell / "lm_eval").glob("version_*/**/samples_*.jsonl"))
 
 
+def test_the_engines_versions_are_recorded(cell):
+    packages = json.loads((cell / "run.json").read_text())["packages"]
+    assert {"sglang (server)", "megatron-core (trainer)", "torch (trainer)", "torch"} <= set(packages)
+
+
 def test_mismatch_at_equal_weights_is_precision_and_routing(cell):
     rows = json.loads((cell.parents[3] / "mismatch.json").read_text())["rows"]
     measured = {(row["dtype"], row["replay"]): row["mismatch"] for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Layout
+from pipeline.artifacts import Cell, Layout
 from pipeline.config import Settings, load_settings
 from pipeline.launch import doctor, interpreters
 from pipeline.launch.finding import Finding
@@ -142,9 +143,19 @@ def test_host_memory_is_compared_with_the_plan_of_the_largest_cell():
 
 
 def test_an_interpreter_without_the_packages_says_so():
-    answer = interpreters.ask(interpreters.Interpreter("x", (sys.executable,), ("torch", "no-such-package"), modules=("no_such",)))
+    asked = interpreters.Interpreter("x", (sys.executable,), ("torch", "no-such-package"), modules=("no_such",))
+    answer = interpreters.ask(asked, devices=True)
     assert answer["packages"]["no-such-package"] is None and answer["packages"]["torch"]
     assert list(answer["errors"]) == ["no_such"] and answer["glibc"].startswith("glibc")
+
+
+def test_a_cell_records_what_its_engines_have_installed():
+    """Each by its own interpreter; one that does not answer costs a finished cell nothing."""
+    cell = settings("rehearsal", cluster={"server_python": "no-such-python"}).cell(Cell("grpo-r3", "8", 0))
+    found = interpreters.engine_packages(cell)
+    assert found["torch (trainer)"] == importlib.metadata.version("torch")
+    assert found["all (server)"].startswith("not known: ") and "no-such-python" in found["all (server)"]
+    assert interpreters.engine_packages(settings("tiny").cell(Cell("grpo-r3", "8", 0))) == {}
 
 
 def test_the_smoke_test_keeps_device_precision_and_publication_and_has_a_scratch_folder_of_its_own(tmp_path):
