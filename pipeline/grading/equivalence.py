@@ -58,8 +58,9 @@ def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     if _bare(gold) == _bare(answer):
         return True
     (gold_letter, gold), (letter, answer) = _chosen(gold), _chosen(answer)
-    if (gold_letter or letter) and (gold_letter or _letter(gold)) and (letter or _letter(answer)):
-        return (gold_letter or _letter(gold)) == (letter or _letter(answer))
+    one, other = gold_letter or _letter(gold), letter or _letter(answer)
+    if (gold_letter or letter) and one and other:
+        return one == other
     if _CODE.search(answer):
         return False
     comparison = _Comparison(decide)
