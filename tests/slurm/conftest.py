@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -22,14 +25,14 @@ SETTINGS = {
     "problems": {"train_count": 256, "evaluation_count": 4, "scoring_count": 6},
     "warm_start": {"steps": 40, "batch_size": 32, "threads": 1},
     "rollout": {"group_size": 8, "prompts_per_step": 8},
-    "trainer": {"steps": 240, "checkpoint_interval": 16},
+    "trainer": {"steps": 96, "checkpoint_interval": 16},
     "evaluation": {"interval": 40, "num_samples": 2, "scoring_samples": 2},
     "cells": {
         "table": {"methods": ["sat-gspo-r3"], "lags": ["1", "8", "8-15"]},
         "uncorrected": {"methods": [], "lags": []},
         "stress": {"methods": [], "lags": []},
     },
-    "job": {"time_limit_min": 30, "signal_lead_s": 30, "cpus": 16, "memory_mb": 2000},  # all CPUs: one job on a node
+    "job": {"time_limit_min": 30, "signal_lead_s": 60, "cpus": 16, "memory_mb": 2000},  # all CPUs: one job on a node
 }
 
 
@@ -73,6 +76,31 @@ class SlurmWorkflow(Workflow):
         """The job in the queue that trains `cell`; of several the newest."""
         rows = (line.split() for line in cluster.run("squeue", "-h", "-o", "%A %k").splitlines())
         return max((row[0] for row in rows if row[-1].endswith(_comment(cell))), key=int)
+
+    @contextlib.contextmanager
+    def held(self, *cells: Cell) -> Iterator[None]:
+        """From its first checkpoint on each cell waits for an engine that stands still, so that it cannot end; it hears signals.
+
+        SLURM looks at time limits every 30 s, and a second Snakemake takes a while to start a job: these cells may be faster.
+        """
+        held: dict[Cell, list[psutil.Process]] = {}
+
+        def hold() -> bool:
+            for cell in cells:
+                if cell not in held and self.checkpoints(cell):
+                    lease = json.loads((self.folder / self.paths.cell_state(cell) / "lease.json").read_text())
+                    held[cell] = [child for child in psutil.Process(lease["pid"]).children() if child.name() != "srun"]
+                    for process in held[cell]:
+                        process.suspend()
+            return len(held) == len(cells)
+
+        try:
+            wait_until(hold, "the cells have a checkpoint")
+            yield
+        finally:
+            for process in itertools.chain(*held.values()):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def preempt(self, cluster: Cluster, cell: Cell) -> None:
         """Have a job of partition gpu want the whole node on which `cell` trains in partition spot."""

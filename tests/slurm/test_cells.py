@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.artifacts import Cell
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import ORPHANED, OUT_OF_TIME, PREEMPTED, SlurmWorkflow, strays, wait_until
+from tests.slurm.conftest import ORPHANED, OUT_OF_TIME, PREEMPTED, SETTINGS, SlurmWorkflow, strays, wait_until
 
 TIMES = ["train_s", "generate_s", "wait_s", "publish_s"]
 
@@ -29,18 +29,18 @@ def test_a_preemption_and_a_time_limit_change_no_bit(
 ) -> None:
     targets = [workflow.result(cell) for cell in (PREEMPTED, OUT_OF_TIME)]
     run = workflow.start("--set-resources", "train_cell:slurm_partition=spot", "--", *targets)
-    wait_until(lambda: workflow.checkpoints(PREEMPTED), "the first cell has a checkpoint")
-    jobs = {cell: workflow.job(cluster, cell) for cell in (PREEMPTED, OUT_OF_TIME)}
-    cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "TimeLimit=1")
-    workflow.preempt(cluster, PREEMPTED)
-    wait_until(lambda: "SIGUSR1: the cell stops" in workflow.job_log(OUT_OF_TIME), "the time limit is signalled")
-    cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "TimeLimit=30")
+    with workflow.held(PREEMPTED, OUT_OF_TIME):
+        jobs = {cell: workflow.job(cluster, cell) for cell in (PREEMPTED, OUT_OF_TIME)}
+        cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "EndTime=now+90")
+        wait_until(lambda: "SIGUSR1: the cell stops" in workflow.job_log(OUT_OF_TIME), "the time limit is signalled")
+        cluster.run("scontrol", "update", f"JobId={jobs[OUT_OF_TIME]}", "TimeLimit=30")
+        workflow.preempt(cluster, PREEMPTED)
+        wait_until(lambda: "SIGTERM: the cell stops" in workflow.job_log(PREEMPTED), "the preemption is signalled")
     assert run.wait(timeout=600) == 0, workflow.log
-    assert "SIGTERM: the cell stops" in workflow.job_log(PREEMPTED)
     for cell, job in jobs.items():
         assert f"SLURM job {job} is requeued" in workflow.job_log(cell)
         record = json.loads((workflow.folder / workflow.result(cell)).read_text())
-        assert len(record["resumed_at"]) >= 1 and 0 < record["resumed_at"][0] < 240
+        assert len(record["resumed_at"]) >= 1 and 0 < record["resumed_at"][0] < SETTINGS["trainer"]["steps"]
         assert_equal((workflow.folder / workflow.result(cell)).parent, uninterrupted(cell))
     assert "Trying to restart" not in workflow.log  # a planned stop is no failure and spends no retry
     wait_until(lambda: not strays(workflow.folder), "no process is left", 30)
@@ -51,13 +51,13 @@ def test_a_second_snakemake_waits_for_the_orphan_of_the_first_and_takes_over_whe
 ) -> None:
     target = workflow.result(ORPHANED)
     first = workflow.start("--", target)
-    wait_until(lambda: workflow.checkpoints(ORPHANED), "the cell has a checkpoint")
-    first.kill()
-    first.wait()
-    orphan = workflow.job(cluster, ORPHANED)
-    second = workflow.start("--", target)
-    waits = f"in SLURM job {orphan}; waiting until it has finished"
-    wait_until(lambda: waits in workflow.job_log(ORPHANED), "the second job waits")
+    with workflow.held(ORPHANED):
+        first.kill()
+        first.wait()
+        orphan = workflow.job(cluster, ORPHANED)
+        second = workflow.start("--", target)
+        waits = f"in SLURM job {orphan}; waiting until it has finished"
+        wait_until(lambda: waits in workflow.job_log(ORPHANED), "the second job waits")
     cluster.run("scancel", orphan)
     assert second.wait(timeout=600) == 0, workflow.log
     assert "it is not requeued" in workflow.job_log(ORPHANED) or "is requeued" not in workflow.job_log(ORPHANED)
