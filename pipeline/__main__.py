@@ -134,6 +134,15 @@ def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 
 
 @app.command()
+def glance(table: Annotated[Path, typer.Argument(help="table1.csv of a run, e.g. results/tiny-reference/table1.csv.")]) -> None:
+    """Print the results at a glance, in Markdown: every method's accuracy and mismatch at each lag."""
+    from pipeline.assemble.glance import glance as read
+
+    for line in read(table):
+        print(line)
+
+
+@app.command()
 def figures(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Draw every figure as PNG and SVG, with the plotted data as CSV."""
     from pipeline.assemble.figures import finish_drawing, start_drawing
