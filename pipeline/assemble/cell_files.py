@@ -30,7 +30,9 @@ STEP_COLUMNS = (
     *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),
 )
 EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
-RECORDED_SINCE = ("correct_strict",)  # read where a cell has it
+RECORDED_SINCE = (  # read where a cell has them
+    *("correct_strict", "sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share"),
+)
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 TEXT_COLUMNS = ("lag_histogram", "problem_id", "checkpoint", "id")
 

@@ -17,6 +17,7 @@ from pipeline.objective.methods import METHODS, method_of
 from pipeline.rollout.schedule import Schedule
 
 STRESS_LAG = "8-15"
+DASH_DOTTED = (0, (5, 1.4, 1, 1.4))
 SAT = tuple(name for name, method in METHODS.items() if method.clip_rule == "sat")
 
 
@@ -51,9 +52,9 @@ def stress_panel(results: Results, reference: Reference) -> Drawn:
 
 
 def sat_panel(results: Results, reference: Reference) -> Drawn:
-    """SAT at the large lag: token |d| quantiles of one method; q, gate share, smallest contraction and mean radii of all."""
-    figure, axes = panels(2, 3, 14.5, 6.9, between=1.15)
-    spread, quantile, gate, contraction, radius, aside = axes.ravel()
+    """SAT at the large lag: token |d| quantiles of one method; of all q, gate, contraction, radii and what is clipped."""
+    figure, axes = panels(2, 3, 16.6, 6.9, between=1.15, right=2.3)
+    spread, quantile, gate, contraction, radius, clipped = axes.ravel()
     lag = results.settings.large_lag
     shown = next((method for method in reversed(SAT) if results.of(method, lag)), SAT[-1])
     rows: list[pd.DataFrame] = []
@@ -70,13 +71,17 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
     smallest = {}
     for panel, name, style in ((quantile, "sat_quantile", None), (gate, "sat_gate_share", None),
                                (contraction, "sat_min_contraction", None),
-                               (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-")):  # fmt: skip
+                               (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-"),
+                               (clipped, "sat_newly_clipped_low", ":"), (clipped, "sat_newly_clipped_high", "-"),
+                               (clipped, "sat_fixed_clip_share", DASH_DOTTED)):  # fmt: skip
         for method in SAT:
             curve = step_curve(results, method, lag, name)
             if curve is not None:
                 rows.append(curve.rows())
                 draw_curve(panel, curve, colour(method), style or pattern(method), q_label(method), window=WINDOW)
                 smallest.setdefault(name, []).append(curve.smoothed(WINDOW).values)
+    if gate.lines and not clipped.lines:
+        nothing(clipped, "not recorded by these runs")
     objective, limit_share = results.settings.objective, gated_share_limit(results.settings)
     gate.axhline(limit_share, color=PAPER, linewidth=1.2, linestyle=":")
     for limit in {objective.eps_low, objective.eps_high}:
@@ -89,9 +94,8 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
     finish(gate, "c  gated share of the tokens", "share")
     finish(contraction, "d  smallest contraction of a step", "c")
     finish(radius, "e  mean clip radius (dotted: low)", "radius")
-    aside.set_axis_off()
-    handles, labels = quantile.get_legend_handles_labels()
-    aside.legend(handles, labels, loc="center left", title="b to e: SAT's ρ", handlelength=2.6)
+    finish(clipped, "f  clipped by SAT alone (dotted: low)", "share of the tokens")
+    side_legend(gate, title="b to f: SAT's ρ")
     return Drawn(figure, tidy(rows))
 
 
@@ -163,7 +167,9 @@ def captions(results_seeds: int, gated_share: float, large_lag: str) -> dict[str
             "SAT-GRPO, of a sequence's (log ρ the mean of d over its tokens; it counts once for each of them) in SAT-GSPO, so that "
             "only SAT-GRPO's q is a quantile as those in a; c, share of tokens whose limits are contracted, at most 1 − α = "
             f"{gated_share:.2g} (dotted); d, the smallest factor by which a limit was contracted in a step (1: none); e, mean clip "
-            f"radii (dotted grey: without SAT). Trailing means over {WINDOW} optimizer steps. {over}"
+            "radii (dotted grey: without SAT); f, share of the tokens that SAT clips and fixed limits would not, above and "
+            "(dotted) below, and of those that fixed limits would clip, too (dash-dotted). Trailing means over "
+            f"{WINDOW} optimizer steps. {over}"
         ),
         "lag_histogram": (
             "Realised lag of every trained token, by the version the engine stamped on it, over all cells of a lag; "

@@ -188,7 +188,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[CellRun, li
     if not (folder / "run.json").exists():
         raise FileNotFoundError("not started" if not folder.exists() else "no run.json: still training, or interrupted")
     run = read_run_file(folder / "run.json", cell)
-    steps = read_table(paths["steps"], STEP_COLUMNS).sort_values("step", ignore_index=True)
+    steps = read_table(paths["steps"], STEP_COLUMNS, RECORDED_SINCE).sort_values("step", ignore_index=True)
     check_steps(steps["step"].to_numpy(), range(run["steps"]), paths["steps"])
     evaluations = read_table(paths["evals"], EVALUATION_COLUMNS, RECORDED_SINCE)
     interval = run["settings"]["evaluation"]["interval"]

@@ -73,9 +73,11 @@ def _running(values: NDArray) -> NDArray[np.float64]:
 
 
 def step_curve(results: Results, method: str, lag: str, quantity: str, *, first_of_batch: bool = False) -> Curve | None:
-    """A column of steps.parquet over the run (|.| for k1); None where no seed was read or nothing is finite."""
+    """A column of steps.parquet over the run (|.| for k1); None where no seed that was read has it, or nothing is finite."""
     lines = {}
     for run in results.of(method, lag):
+        if quantity not in run.steps:  # older than the column
+            continue
         if first_of_batch:
             line = mismatch_series(run, quantity)
         else:

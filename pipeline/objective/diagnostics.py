@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.objective.loss import TokenTerms
 from pipeline.objective.ratios import LOG_RATIO_LIMIT, response_means
-from pipeline.objective.trust_region import sat_contraction, staleness_quantile
+from pipeline.objective.trust_region import clip_cap, sat_contraction, staleness_quantile
 
 if TYPE_CHECKING:
     from pipeline.sections import ObjectiveSettings
@@ -24,6 +24,7 @@ DIAGNOSTICS = (
     *("mismatch", "mismatch_response_mean", "k1", "k3", "ess", "abs_d_p50", "abs_d_p90", "abs_d_p99", "abs_d_max"),
     *("ratio_mean", "ratio_max", "clip_share_low", "clip_share_high", "mask_share", "tis_truncated_share", "tis_weight_mean"),
     *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),
+    *("sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share"),
 )
 
 
@@ -35,6 +36,7 @@ def step_diagnostics(terms: Sequence[TokenTerms], settings: ObjectiveSettings) -
     mismatch_response_mean: per response first.  k1 = mean(-d), k3 = mean(e^d - 1 - d): estimates of KL(mu || pi) in nats.
     ess = (sum w)^2 / (N sum w^2), w = e^d.  Under an exp d is limited to +-20.  abs_d_*: inverse-CDF quantiles of |d|.
     clip_share_low, _high: where the clip binds for A < 0, A > 0.  mask_share: DPPO's.  sat_gate_share: |log r| > q.
+    sat_newly_clipped_low, _high: of the clip shares what SAT alone clips.  sat_fixed_clip_share: what fixed limits would clip, too.
     sat_min_contraction: min c.  sat_radius_low, _high: mean eps c.  sat_quantile: q; where micro-batches have their own, the mean.
     """
     values = dict.fromkeys(DIAGNOSTICS, math.nan)
@@ -80,13 +82,14 @@ def _response_means(terms: list[TokenTerms], values: Tensor) -> Tensor:
 
 def _ratios(terms: list[TokenTerms]) -> dict[str, float]:
     ratio = _joined(terms, "log_ratio").exp()
-    clipped_side = _joined(terms, "clipped") * _joined(terms, "advantages")
-    return {
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "clip_share_low": float((clipped_side < 0.0).double().mean()),
-        "clip_share_high": float((clipped_side > 0.0).double().mean()),
-    }
+    low, high = _by_side(_joined(terms, "clipped"), _joined(terms, "advantages"))
+    return {"ratio_mean": float(ratio.mean()), "ratio_max": float(ratio.max()), "clip_share_low": low, "clip_share_high": high}
+
+
+def _by_side(chosen: Tensor, advantages: Tensor) -> tuple[float, float]:
+    """The shares of the tokens that are chosen and have A < 0, and A > 0."""
+    side = chosen * advantages
+    return float((side < 0.0).double().mean()), float((side > 0.0).double().mean())
 
 
 def _corrections(terms: list[TokenTerms]) -> dict[str, float]:
@@ -101,6 +104,11 @@ def _sat(terms: list[TokenTerms], settings: ObjectiveSettings) -> dict[str, floa
     low = torch.cat([sat_contraction(-log_ratio, q) for log_ratio, q in scopes])
     high = torch.cat([sat_contraction(log_ratio, q) for log_ratio, q in scopes])
     contracted = torch.minimum(low, high)
+    # in the loss's own precision: rounded alike, contracted limits clip all that fixed ones do
+    fixed = torch.cat(
+        [t.log_ratio.exp() * t.advantages > clip_cap(t.advantages, settings.eps_low, settings.eps_high) for t in terms]
+    )
+    newly_low, newly_high = _by_side(_joined(terms, "clipped") * ~fixed, _joined(terms, "advantages"))
     quantiles = torch.cat([q.expand_as(log_ratio) for log_ratio, q in scopes])
     return {
         "sat_quantile": float(scopes[0][1] + (quantiles - scopes[0][1]).mean()),  # exactly q where all have the same
@@ -108,6 +116,9 @@ def _sat(terms: list[TokenTerms], settings: ObjectiveSettings) -> dict[str, floa
         "sat_min_contraction": float(contracted.min()),
         "sat_radius_low": float(settings.eps_low * low.mean()),
         "sat_radius_high": float(settings.eps_high * high.mean()),
+        "sat_newly_clipped_low": newly_low,
+        "sat_newly_clipped_high": newly_high,
+        "sat_fixed_clip_share": float(fixed.double().mean()),
     }
 
 
