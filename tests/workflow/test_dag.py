@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.workflow.conftest import MICRO, Workflow
+from tests.workflow.conftest import MICRO, REPOSITORY, Workflow
 
 ASSEMBLY = {"collect": 1, "table1": 1, "figures": 1, "diff": 1, "report": 1}
 
@@ -62,6 +64,31 @@ def test_everything_is_made(finished):
     assert set(run["retained_weights"]) == {"best", "last"} and run["retained_weights"]["last"]["version"] == 8
     scores = pd.read_parquet(results / "cells" / "grpo" / "lag1" / "seed0" / "scores.parquet")
     assert scores.groupby("checkpoint").size().to_dict() == {"best": 12, "last": 12}
+
+
+def test_the_readme_draws_the_rules_as_snakemake_does(tmp_path):
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert before(page.split("```mermaid")[1].split("```")[0]) == before(
+        Workflow(tmp_path, {}).snakemake("--rulegraph", "mermaid-js")
+    )
+
+
+def before(mermaid: str) -> dict[str, set[str]]:
+    """Of every rule in a Mermaid flow chart: all rules that come before it."""
+    names = dict(re.findall(r"(\bid\d+)\[(\w+)\]", mermaid))
+    found: dict[str, set[str]] = {}
+    for line in mermaid.splitlines():
+        groups = [group.split("&") for group in re.sub(r"\[.*?\]", "", line).split("-->")]
+        for sources, targets in itertools.pairwise(groups):
+            for source, target in itertools.product(sources, targets):
+                one, other = (names.get(name.strip(), name.strip()) for name in (source, target))
+                found.setdefault(other, set()).add(one)
+                found.setdefault(one, set())
+    for middle in found:  # Warshall's closure: what comes before what comes before
+        for rule, earlier in found.items():
+            if middle in earlier:
+                found[rule] = earlier | found[middle]
+    return found
 
 
 def test_snakemake_s_own_report_holds_the_results_with_their_captions(finished):
