@@ -31,7 +31,8 @@ STEP_COLUMNS = (
 )
 EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
 RECORDED_SINCE = (  # read where a cell has them
-    *("correct_strict", "sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share"),
+    *("correct_strict", "sat_newly_clipped_low", "sat_newly_clipped_high"),
+    *("sat_fixed_clip_share_low", "sat_fixed_clip_share_high"),
 )
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 TEXT_COLUMNS = ("lag_histogram", "problem_id", "checkpoint", "id")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from pipeline.assemble.drawing import WINDOW, Drawn, cross_handle, draw_curve, log_axis, mark_collapses, panels, side_legend
 from pipeline.assemble.paper_figures import MISMATCH, finish
@@ -17,7 +20,6 @@ from pipeline.objective.methods import METHODS, method_of
 from pipeline.rollout.schedule import Schedule
 
 STRESS_LAG = "8-15"
-DASH_DOTTED = (0, (5, 1.4, 1, 1.4))
 SAT = tuple(name for name, method in METHODS.items() if method.clip_rule == "sat")
 
 
@@ -71,17 +73,14 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
     smallest = {}
     for panel, name, style in ((quantile, "sat_quantile", None), (gate, "sat_gate_share", None),
                                (contraction, "sat_min_contraction", None),
-                               (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-"),
-                               (clipped, "sat_newly_clipped_low", ":"), (clipped, "sat_newly_clipped_high", "-"),
-                               (clipped, "sat_fixed_clip_share", DASH_DOTTED)):  # fmt: skip
+                               (radius, "sat_radius_low", ":"), (radius, "sat_radius_high", "-")):  # fmt: skip
         for method in SAT:
             curve = step_curve(results, method, lag, name)
             if curve is not None:
                 rows.append(curve.rows())
                 draw_curve(panel, curve, colour(method), style or pattern(method), q_label(method), window=WINDOW)
                 smallest.setdefault(name, []).append(curve.smoothed(WINDOW).values)
-    if gate.lines and not clipped.lines:
-        nothing(clipped, "not recorded by these runs")
+    rows += _draw_clipped(clipped, results, lag)
     objective, limit_share = results.settings.objective, gated_share_limit(results.settings)
     gate.axhline(limit_share, color=PAPER, linewidth=1.2, linestyle=":")
     for limit in {objective.eps_low, objective.eps_high}:
@@ -94,9 +93,27 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
     finish(gate, "c  gated share of the tokens", "share")
     finish(contraction, "d  smallest contraction of a step", "c")
     finish(radius, "e  mean clip radius (dotted: low)", "radius")
-    finish(clipped, "f  clipped by SAT alone (dotted: low)", "share of the tokens")
+    finish(clipped, "f  clipped by SAT alone (pale: by fixed limits)", "share: A < 0 down, A > 0 up")
     side_legend(gate, title="b to f: SAT's ρ")
     return Drawn(figure, tidy(rows))
+
+
+def _draw_clipped(panel: Axes, results: Results, lag: str) -> list[pd.DataFrame]:
+    """Shares of the tokens that SAT clips, upwards for A > 0 and downwards for A < 0; pale what fixed limits would clip, too."""
+    rows = []
+    for quantity, paleness in (("sat_fixed_clip_share", 0.6), ("sat_newly_clipped", 0.0)):
+        for method, (side, sign) in itertools.product(SAT, (("low", -1), ("high", 1))):
+            curve = step_curve(results, method, lag, f"{quantity}_{side}")
+            if curve is not None:
+                rows.append(curve.rows())
+                mirrored = dataclasses.replace(curve, values=sign * curve.values)
+                draw_curve(panel, mirrored, tint(colour(method), paleness), pattern(method), "", window=WINDOW)
+    if rows:
+        panel.axhline(0.0, color=PAPER, linewidth=1.2)
+        panel.yaxis.set_major_formatter(lambda share, _: f"{abs(share):g}")
+    elif any(results.of(method, lag) for method in SAT):
+        nothing(panel, "not recorded by these runs")
+    return rows
 
 
 def q_label(method: str) -> str:
@@ -167,8 +184,8 @@ def captions(results_seeds: int, gated_share: float, large_lag: str) -> dict[str
             "SAT-GRPO, of a sequence's (log ρ the mean of d over its tokens; it counts once for each of them) in SAT-GSPO, so that "
             "only SAT-GRPO's q is a quantile as those in a; c, share of tokens whose limits are contracted, at most 1 − α = "
             f"{gated_share:.2g} (dotted); d, the smallest factor by which a limit was contracted in a step (1: none); e, mean clip "
-            "radii (dotted grey: without SAT); f, share of the tokens that SAT clips and fixed limits would not, above and "
-            "(dotted) below, and of those that fixed limits would clip, too (dash-dotted). Trailing means over "
+            "radii (dotted grey: without SAT); f, share of the tokens that SAT clips and fixed limits would not, upwards where "
+            "A > 0 and downwards where A < 0, and (pale) of those that fixed limits would clip as well. Trailing means over "
             f"{WINDOW} optimizer steps. {over}"
         ),
         "lag_histogram": (

@@ -24,7 +24,7 @@ DIAGNOSTICS = (
     *("mismatch", "mismatch_response_mean", "k1", "k3", "ess", "abs_d_p50", "abs_d_p90", "abs_d_p99", "abs_d_max"),
     *("ratio_mean", "ratio_max", "clip_share_low", "clip_share_high", "mask_share", "tis_truncated_share", "tis_weight_mean"),
     *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),
-    *("sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share"),
+    *("sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share_low", "sat_fixed_clip_share_high"),
 )
 
 
@@ -36,7 +36,7 @@ def step_diagnostics(terms: Sequence[TokenTerms], settings: ObjectiveSettings) -
     mismatch_response_mean: per response first.  k1 = mean(-d), k3 = mean(e^d - 1 - d): estimates of KL(mu || pi) in nats.
     ess = (sum w)^2 / (N sum w^2), w = e^d.  Under an exp d is limited to +-20.  abs_d_*: inverse-CDF quantiles of |d|.
     clip_share_low, _high: where the clip binds for A < 0, A > 0.  mask_share: DPPO's.  sat_gate_share: |log r| > q.
-    sat_newly_clipped_low, _high: of the clip shares what SAT alone clips.  sat_fixed_clip_share: what fixed limits would clip, too.
+    sat_fixed_clip_share_low, _high: the clip shares that fixed limits would have.  sat_newly_clipped_low, _high: the rest of them.
     sat_min_contraction: min c.  sat_radius_low, _high: mean eps c.  sat_quantile: q; where micro-batches have their own, the mean.
     """
     values = dict.fromkeys(DIAGNOSTICS, math.nan)
@@ -108,7 +108,9 @@ def _sat(terms: list[TokenTerms], settings: ObjectiveSettings) -> dict[str, floa
     fixed = torch.cat(
         [t.log_ratio.exp() * t.advantages > clip_cap(t.advantages, settings.eps_low, settings.eps_high) for t in terms]
     )
-    newly_low, newly_high = _by_side(_joined(terms, "clipped") * ~fixed, _joined(terms, "advantages"))
+    advantages = _joined(terms, "advantages")
+    fixed_low, fixed_high = _by_side(fixed, advantages)
+    newly_low, newly_high = _by_side(_joined(terms, "clipped") * ~fixed, advantages)
     quantiles = torch.cat([q.expand_as(log_ratio) for log_ratio, q in scopes])
     return {
         "sat_quantile": float(scopes[0][1] + (quantiles - scopes[0][1]).mean()),  # exactly q where all have the same
@@ -118,7 +120,8 @@ def _sat(terms: list[TokenTerms], settings: ObjectiveSettings) -> dict[str, floa
         "sat_radius_high": float(settings.eps_high * high.mean()),
         "sat_newly_clipped_low": newly_low,
         "sat_newly_clipped_high": newly_high,
-        "sat_fixed_clip_share": float(fixed.double().mean()),
+        "sat_fixed_clip_share_low": fixed_low,
+        "sat_fixed_clip_share_high": fixed_high,
     }
 
 

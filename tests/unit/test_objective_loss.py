@@ -261,7 +261,7 @@ def test_what_sat_clips_anew_is_what_fixed_limits_would_not() -> None:
     d = [0.3, 0.15, -0.1, -0.4, -0.15]  # A = 1, 1, 1, -1, -1; fixed limits at log 1.2 = 0.18 and log 0.8 = -0.22
     sat = step_of(d, "sat-grpo", quantile=0.1)
     assert sat["sat_newly_clipped_high"] == sat["sat_newly_clipped_low"] == pytest.approx(0.2)
-    assert sat["sat_fixed_clip_share"] == pytest.approx(0.4)
+    assert sat["sat_fixed_clip_share_high"] == sat["sat_fixed_clip_share_low"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.02, 0.1, 0.4])
@@ -269,8 +269,8 @@ def test_sat_clips_all_that_fixed_limits_do_and_what_is_new(quantile: float) -> 
     d = (0.3 * torch.randn(200, generator=torch.Generator().manual_seed(0))).tolist()
     sat, fixed = step_of(d, "sat-grpo", quantile), step_of(d, "grpo")
     for side in ("low", "high"):
-        assert sat[f"clip_share_{side}"] - sat[f"sat_newly_clipped_{side}"] == pytest.approx(fixed[f"clip_share_{side}"])
-    assert sat["sat_fixed_clip_share"] == pytest.approx(fixed["clip_share_low"] + fixed["clip_share_high"])
+        assert sat[f"sat_fixed_clip_share_{side}"] == fixed[f"clip_share_{side}"]
+        assert sat[f"clip_share_{side}"] == pytest.approx(fixed[f"clip_share_{side}"] + sat[f"sat_newly_clipped_{side}"])
 
 
 def test_a_step_without_tokens_is_recorded_as_nan() -> None:
