@@ -37,6 +37,7 @@ from pipeline.objective.methods import method_of
 
 TAIL = 0.25
 SPLIT_SEED = 1729
+_NEWLY_CLIPPED = ["sat_newly_clipped_low", "sat_newly_clipped_high"]  # absent from older cells
 
 COLUMNS: dict[str, str] = {
     "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
@@ -48,7 +49,8 @@ COLUMNS: dict[str, str] = {
     "mismatch_peak": "float64", "mismatch_peak_step": "Int64", "k1": "float64", "collapsed": "boolean", "collapse_cause": "str",
     "onset_step": "Int64", "mismatch_leaves_band": "Int64", "nonfinite_steps": "Int64", "skipped_steps": "Int64",
     "lag_mean": "float64", "lag_max": "Int64", "lag_histogram": "str", "response_length_mean": "float64",
-    "truncated_share": "float64", "zero_variance_share": "float64", "clip_share": "float64", "sat_gate_share_max": "float64",
+    "truncated_share": "float64", "zero_variance_share": "float64", "clip_share": "float64",
+    "sat_newly_clipped_share": "float64", "sat_gate_share_max": "float64",
     "wall_s": "float64", "wait_s": "float64", "train_s": "float64", "publish_s": "float64", "evaluate_s": "float64",
     "cpu_s": "float64", "peak_memory_bytes": "Int64", "resumed": "Int64", "fingerprint": "str", "git_revision": "str",
 }  # fmt: skip
@@ -177,6 +179,7 @@ def _step_summary(run: CellRun) -> dict[str, Any]:
         "truncated_share": _finite_mean(late["truncated_share"]),
         "zero_variance_share": _finite_mean(late["zero_variance_share"]),
         "clip_share": _finite_mean(steps["clip_share_low"] + steps["clip_share_high"]),
+        "sat_newly_clipped_share": _finite_mean(steps.reindex(columns=_NEWLY_CLIPPED).sum(axis=1, skipna=False)),
         "sat_gate_share_max": float(steps["sat_gate_share"].astype(float).max()),
     }
 

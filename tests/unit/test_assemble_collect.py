@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.artifacts import Cell
 from pipeline.assemble.collapse import find_collapse, lasting_fall, leaves_band
 from pipeline.assemble.collect import COLUMNS, collect_stage, mismatch_series, read_summary, summarise
 from pipeline.assemble.reference import read_reference
-from pipeline.assemble.runs import read_results
+from pipeline.assemble.runs import read_cell, read_results
 from tests.unit import synthetic_results as synthetic
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -111,6 +112,19 @@ def test_planted_numbers_come_back(run, table):
     )
     scores = fresh.groupby("checkpoint")["correct"].mean()
     assert (found["fresh_last"], found["fresh_best"]) == pytest.approx((scores["last"], scores["best"]))
+
+
+def test_what_sat_alone_clips_is_averaged_over_the_run_where_it_was_recorded(run, table, tmp_path):
+    cell = Cell("sat-gspo-r3", "8", 0)
+    folder = tmp_path / "recorded" / run.layout.cell(cell)
+    shutil.copytree(run.root / run.layout.cell(cell), folder)
+    steps = pd.read_parquet(folder / "steps.parquet")
+    newly = [name for name in steps if name.startswith("sat_newly_clipped")]
+    assert row(table, "sat-gspo-r3", "8", 0)["sat_newly_clipped_share"] == pytest.approx(steps[newly].sum(axis=1).mean())
+    assert np.isnan(row(table, "grpo", "8", 0)["sat_newly_clipped_share"])
+    steps.drop(columns=[*newly, *(name for name in steps if name.startswith("sat_fixed"))]).to_parquet(folder / "steps.parquet")
+    older, _ = read_cell(folder, cell, run.settings)
+    assert set(newly).isdisjoint(older.steps) and older.steps["sat_quantile"].notna().all()
 
 
 def test_collapse_is_found_where_it_was_planted(table):
