@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from pipeline.assemble import markdown
-from pipeline.assemble.table1 import MISSING, bracket, percent, small
-
-_READ = [
-    "block",
-    "label",
-    "lag",
-    "seeds_read",
-    "fresh_last",
-    "fresh_last_low",
-    "fresh_last_high",
-    "mismatch",
-    "collapsed",
-    "onset_step",
-]
+from pipeline.assemble.table1 import MISSING, Row, fresh_last, small
 
 
 def glance(table: Path) -> list[str]:
@@ -31,23 +18,22 @@ def glance(table: Path) -> list[str]:
     `table` cannot be read.
     """
     try:
-        rows = pd.read_csv(table, usecols=_READ, dtype={"lag": str, "onset_step": str})
+        read = pd.read_csv(table, usecols=[field.name for field in fields(Row)], dtype={"lag": str, "onset_step": str})
     except ValueError as error:
         raise ValueError(f"{table} is not the table1.csv that a run writes: {error}") from error
-    rows = rows[rows["block"] != "variants"]
-    lags = list(dict.fromkeys(rows["lag"]))
+    rows = [Row(**record) for record in read[read["block"] != "variants"].to_dict("records")]
+    lags = list(dict.fromkeys(row.lag for row in rows))
+    at = {(row.label, row.lag): row for row in rows}
     head = ["method", *(f"lag {lag}" for lag in lags), *(f"mismatch, lag {lag}" for lag in lags)]
     lines = []
-    for label, own in rows.groupby("label", sort=False):
-        at = {row.lag: row for row in own.itertuples()}
-        accuracies = [_accuracy(at[lag]) if lag in at else MISSING for lag in lags]
-        mismatches = [small(at[lag].mismatch) if lag in at else MISSING for lag in lags]
-        lines.append([str(label), *accuracies, *mismatches])
+    for label in dict.fromkeys(row.label for row in rows):
+        own = [at.get((label, lag)) for lag in lags]
+        accuracies = [_accuracy(row) if row else MISSING for row in own]
+        mismatches = [small(row.mismatch) if row else MISSING for row in own]
+        lines.append([label, *accuracies, *mismatches])
     return markdown.table(head, lines)
 
 
-def _accuracy(row: Any) -> str:
-    text = f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
-    if row.collapsed:
-        text += f" † {row.collapsed} of {row.seeds_read} ({', '.join(row.onset_step.split())})"
-    return text
+def _accuracy(row: Row) -> str:
+    collapses = f" † {row.collapsed} of {row.seeds_read} ({', '.join(row.onset_step.split())})" if row.collapsed else ""
+    return fresh_last(row) + collapses

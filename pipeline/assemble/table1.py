@@ -164,6 +164,11 @@ def bracket(low: float, high: float) -> str:
     return "" if np.isnan(low) else f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def fresh_last(row: Row) -> str:
+    """The fresh accuracy of the last weights in %, with its interval where it has one."""
+    return f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
+
+
 def collapse_mark(row: Row) -> str:
     """ "0/3", or "† 2/3" where runs collapsed; "–" without runs."""
     if row.seeds_read == 0:
@@ -179,9 +184,8 @@ def cells_of(row: Row | None) -> list[str]:
     """The table cells of a method at a lag, one for each of COLUMNS."""
     if row is None:
         return [MISSING] * len(COLUMNS)
-    fresh = f"{percent(row.fresh_last)} {bracket(row.fresh_last_low, row.fresh_last_high)}".strip()
     unbiased = MISSING if np.isnan(row.unbiased_best) else f"{percent(row.unbiased_best)} ({-100 * row.best_inflation:+.1f})"
-    scores = [percent(row.best), unbiased, percent(row.last), percent(row.tail_mean), fresh]
+    scores = [percent(row.best), unbiased, percent(row.last), percent(row.tail_mean), fresh_last(row)]
     return [*scores, small(row.mismatch), collapse_mark(row)]
 
 

@@ -1,15 +1,17 @@
-"""The tables of README.md and docs/regime.md are those that a command of this repository prints from the results kept here."""
+"""What README.md and docs/ say is what commands of this repository print, or what follows from the results kept here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.assemble.glance import glance
+from pipeline.evaluation.estimators import difference_at_fixed_problems
 
 REPOSITORY = Path(__file__).parents[2]
 GROUPS = {  # the README's rows on preset stress
@@ -42,6 +44,35 @@ def test_the_readme_counts_the_collapses_of_preset_stress():
         counts = [f"{rows.loc[group, 'collapsed'].sum()} of {rows.loc[group, 'seeds_read'].sum()}" for group in groups]
         assert f"| {name} | {', '.join(counts)} |" in page
     assert sum(len(group) for groups in GROUPS.values() for group in groups) == len(rows)
+
+
+def test_the_readme_says_what_sat_alone_clips():
+    """In % of the tokens, mean and range over the runs of the four methods at a lag."""
+    runs = pd.read_csv(table("tiny").with_name("cells.csv"))
+    runs = runs[runs["method"].isin(GROUPS["SAT (four methods)"][0])].set_index("lag")
+    newly = 100 * runs["sat_newly_clipped_share"]
+    fixed = 100 * runs["clip_share"] - newly
+    assert len(newly["8"]) == len(newly["1"]) == 12
+    (mean, span), (fixed_mean, fixed_span), (first_mean, first_span) = (shown(at) for at in (newly["8"], fixed["8"], newly["1"]))
+    said = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    assert f"SAT alone clips {mean} % of the tokens at lag 8 ({span} over 12 runs)" in said
+    assert f"where fixed limits would clip {fixed_mean} % ({fixed_span})" in said
+    assert f"at lag 1 still {first_mean} % ({first_span}) against {fixed['1'].mean():.2f} %" in said
+
+
+def shown(shares: pd.Series) -> tuple[str, str]:
+    return f"{shares.mean():.1f}", f"{shares.min():.1f} to {shares.max():.1f}"
+
+
+@pytest.mark.parametrize(("samples", "low", "high"), [(16, 3.0, 4.0), (64, 2.0, 2.5)])
+def test_how_well_a_score_of_one_seed_is_known_is_what_the_page_says(samples, low, high):
+    """30 problems solved with chances spread from 0 to 1, 0.4 on average, beside the paper's 1,920 responses."""
+    rng = np.random.default_rng(0)
+    chances = rng.beta(0.6, 0.9, (50, 30))
+    gaps = [difference_at_fixed_problems(rng.random((1, 30, samples)) < p[:, None], 0.4, 1920) for p in chances]
+    assert low < 100 * np.mean([(gap.high - gap.low) / 2 for gap in gaps]) < high
+    page = (REPOSITORY / "docs" / "assumptions.md").read_text(encoding="utf-8")
+    assert f"± {low:g} to {high:g}" in page
 
 
 def test_a_lag_without_a_row_is_missing_and_variants_are_left_out(tmp_path):
