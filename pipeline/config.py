@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -20,6 +20,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pipeline.artifacts import Cell
 from pipeline.identity import computing, differences
 from pipeline.objective.methods import METHODS, VARIANT, Method, method_of
+from pipeline.objective.recipe import Recipe
+from pipeline.section import Section, SettingsError, unknown
 from pipeline.sections import (
     CellGroup,
     CellGroups,
@@ -34,13 +36,10 @@ from pipeline.sections import (
     PublishedProblemSettings,
     PublishedSettings,
     RolloutSettings,
-    Section,
     ServerSettings,
-    SettingsError,
     TrainerSettings,
     VariantSettings,
     WarmStartSettings,
-    unknown,
 )
 
 Preset = Literal["tiny", "stress", "rehearsal", "full"]
@@ -145,11 +144,8 @@ class Settings(Section):
 
     def _differs(self, variant: VariantSettings) -> bool:
         """Whether a variant asks for anything but this run's own settings; where it does not, its rows are the table's."""
-        return any(
-            getattr(getattr(self, section), key, None) != value
-            for section, changes in variant.settings.items()
-            for key, value in changes.items()
-        )
+        now = {name: getattr(self, name).model_dump() for name in variant.settings}
+        return _merge(now, variant.settings) != now
 
     def cell(self, cell: Cell) -> CellSettings:
         """What one cell reads. Raises SettingsError for an unknown method, variant or lag and for an impossible combination."""
@@ -173,7 +169,7 @@ class Settings(Section):
     def _with(self, variant: VariantSettings) -> Settings:
         """These settings with a variant's in place of their own."""
         sections = {
-            name: _validated(type(section), {**section.model_dump(), **over}, f"variants: {name}")
+            name: _validated(type(section), _merge(section.model_dump(), over), f"variants: {name}")
             for name, over in variant.settings.items()
             for section in [getattr(self, name)]
         }
@@ -185,19 +181,12 @@ class Settings(Section):
             lag=cell.lag,
             seed=cell.seed,
             schedule=self.lags[cell.lag],
-            objective=self.objective.model_copy(update=dict.fromkeys(_unread(method_of(cell.method)))),
+            objective=self.objective.for_parts(method_of(cell.method).parts),
             servers=self.servers if self.rollout.engine == "sglang" else None,
             megatron=self.megatron if self.trainer.engine == "megatron" else None,
             cluster=self.cluster if self.rollout.engine == "sglang" or self.trainer.engine == "megatron" else None,
             **{name: getattr(self, name) for name in ("preset", "model", "rollout", "trainer", "evaluation")},
         )
-
-
-def _unread(method: Method) -> set[str]:
-    """The objective settings that a method does not read."""
-    read = {"sat": {"quantile_alpha", "quantile_scope"}, "dppo": {"dppo_delta"}, "fixed": set()}[method.clip_rule]
-    read = read | ({"tis_cap"} if method.truncated_importance_sampling else set())
-    return {"quantile_alpha", "quantile_scope", "dppo_delta", "tis_cap"} - read
 
 
 class CellSettings(Section):
@@ -219,10 +208,7 @@ class CellSettings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> CellSettings:
-        method = self.resolved_method()
-        for name in {"quantile_alpha", "quantile_scope", "dppo_delta", "tis_cap"} - _unread(method):
-            if getattr(self.objective, name) is None:
-                raise ValueError(f"objective.{name} is null, but {self.method} reads it; give it a value in config.yaml")
+        self.recipe().method.check(self.schedule.optimizer_steps_per_rollout)
         if self.evaluation.interval > self.trainer.steps:
             raise ValueError(
                 f"evaluation.interval {self.evaluation.interval} exceeds trainer.steps {self.trainer.steps}: "
@@ -237,7 +223,7 @@ class CellSettings(Section):
         return self
 
     def resolved_method(self) -> Method:
-        """The method with `objective.ratio_denominator` in place of the rollout log-probs; refuses what cannot work.
+        """The method with `objective.ratio_denominator` in place of the rollout log-probs.
 
         Methods that are written with the proximal policy (TIS, the uncorrected baselines) stay what they are.
         """
@@ -245,6 +231,10 @@ class CellSettings(Section):
         if self.objective.ratio_denominator is None or method.denominator == "proximal":
             return method
         return dataclasses.replace(method, denominator=self.objective.ratio_denominator)
+
+    def recipe(self) -> Recipe:
+        """The resolved method with its settings: what the loss, the trainers and the plan ask."""
+        return Recipe.of(self.resolved_method(), self.objective)
 
 
 S = TypeVar("S", bound=Section)
@@ -357,6 +347,6 @@ def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     here: Any = kind
     for part in location[:-1]:
         field = here.model_fields.get(part) if hasattr(here, "model_fields") else None
-        here = field.annotation if field else here
+        here = next((kind for kind in get_args(field.annotation) if hasattr(kind, "model_fields")), field.annotation) if field else here
     prefix = ".".join(map(str, location[:-1]))
     return [f"{prefix}.{name}" if prefix else name for name in here.model_fields] if hasattr(here, "model_fields") else []

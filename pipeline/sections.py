@@ -5,29 +5,14 @@ No section has a default of its own: a setting's default stands in config.yaml a
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
 
-from pipeline.objective.methods import METHODS, Denominator
-
-
-class SettingsError(ValueError):
-    """A setting is unknown, has the wrong type, or contradicts another; the message names it and the remedy."""
-
-
-def unknown(kind: str, name: object, known: Mapping[str, Any] | list[str]) -> str:
-    """An error text for a name that is not among the known ones, with the nearest of them."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {kind} {name!r}; {hint}known: {', '.join(map(str, known))}"
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from pipeline.objective.methods import METHODS, all_parts
+from pipeline.objective.part import Denominator, Part
+from pipeline.section import Section, unknown
 
 
 class ProblemSettings(Section):
@@ -126,23 +111,12 @@ class RolloutSettings(Section):
     engine: Literal["torch", "sglang"]
     dtype: Literal["bfloat16", "float32"]
     temperature: float = Field(gt=0)
-    top_p: float = Field(gt=0, le=1)
-    top_k: int
     group_size: int = Field(ge=2)
     prompts_per_step: int = Field(gt=0)
     max_response_tokens: int = Field(gt=0)
     context_length: int = Field(gt=0)
     generate_ahead: int = Field(gt=0)
     overlap: bool
-
-    @model_validator(mode="after")
-    def _untruncated(self) -> RolloutSettings:
-        if self.top_p != 1.0 or self.top_k != -1:
-            raise ValueError(
-                f"top_p {self.top_p} / top_k {self.top_k}: truncated sampling changes the distribution that the ratio divides by; "
-                "use top_p 1.0 and top_k -1"
-            )
-        return self
 
 
 class LagSettings(Section):
@@ -158,20 +132,46 @@ class LagSettings(Section):
         return first, first + self.broadcast_interval * self.optimizer_steps_per_rollout - 1
 
 
-class ObjectiveSettings(Section):
-    """The loss. A cell's copy holds None for what its method does not read, so that changing tis_cap reruns the TIS cells alone."""
+class _CommonObjectiveSettings(Section):
+    """The loss: what every method reads, and a section for each part, by its name.
 
-    eps_low: float = Field(gt=0, lt=1)
-    eps_high: float = Field(gt=0)
-    quantile_alpha: float | None = Field(gt=0, le=1)  # None in a cell whose method does not read it
-    quantile_scope: Literal["batch", "microbatch"] | None
-    dppo_delta: float | None = Field(ge=0)
-    tis_cap: float | None = Field(gt=0)
+    A cell's copy lacks the sections of the parts that its method does not have, so that changing one reruns the cells that read it.
+    """
+
     aggregation: Literal["response_mean", "token_mean"]
     ratio_denominator: Denominator | None
     reference_kl_coefficient: float = Field(ge=0)
     reference_kl_granularity: Literal["token", "sequence"]
     entropy_coefficient: float = Field(ge=0)
+
+    def of_part(self, part: type[Part]) -> Section | None:
+        """The section of `part`; None for a part without settings. Raises ValueError where it is missing."""
+        if part.Settings is None:
+            return None
+        section = getattr(self, part.name)
+        if section is None:
+            raise ValueError(f"objective.{part.name} is missing, but the method has this part; add it with its defaults to config.yaml")
+        return section
+
+    def for_parts(self, parts: tuple[type[Part], ...]) -> ObjectiveSettings:
+        """These settings without the sections of all other parts."""
+        return self.model_copy(update={part.name: None for part in all_parts() if part not in parts and part.Settings})
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_there(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A part that is added later must not change what the settings of older cells say."""
+        names = {part.name for part in all_parts()}
+        return {name: value for name, value in dump(self).items() if value is not None or name not in names}
+
+
+if TYPE_CHECKING:
+    ObjectiveSettings = _CommonObjectiveSettings
+else:
+    ObjectiveSettings = create_model(
+        "ObjectiveSettings",
+        __base__=_CommonObjectiveSettings,
+        **{part.name: (part.Settings | None, None) for part in all_parts() if part.Settings},
+    )
 
 
 class TrainerSettings(Section):

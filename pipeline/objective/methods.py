@@ -1,8 +1,7 @@
-"""The rows of Table 1 (and the uncorrected baselines) as data.
+"""The rows of Table 1, the uncorrected baselines and further methods, as data: a method is a list of parts.
 
-A method is a point on three axes - ratio granularity x clip rule x correction - plus two switches: which log-probs stand in the
-denominator of the ratio, and whether the trainer replays the rollout engine's experts (R3). Nothing here imports torch, so that the
-configuration, the DAG and the tables can read it.
+A method names the granularity of its ratio, the log-probs in the ratio's denominator, its parts, and whether the trainer replays the
+rollout engine's experts (R3). Nothing here imports torch, so that the configuration, the DAG and the tables can read it.
 """
 
 from __future__ import annotations
@@ -10,9 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pipeline.objective.part import Contraction, Denominator, Part, Surrogate
+from pipeline.objective.parts.cispo import Cispo
+from pipeline.objective.parts.dppo import Dppo
+from pipeline.objective.parts.gac import Gac
+from pipeline.objective.parts.icepop import IcePop
+from pipeline.objective.parts.m2po import M2po
+from pipeline.objective.parts.ppo import Ppo
+from pipeline.objective.parts.sat import Sat
+from pipeline.objective.parts.tis import Tis
+
 Granularity = Literal["token", "sequence"]
-ClipRule = Literal["fixed", "dppo", "sat"]
-Denominator = Literal["rollout", "proximal", "rollout_weights"]
 
 
 @dataclass(frozen=True)
@@ -20,64 +27,84 @@ class Method:
     """One row of the table.
 
     label: the name the paper prints.  granularity: GRPO's token ratio or GSPO's length-normalised sequence ratio.
-    clip_rule: PPO's fixed limits, DPPO's total-variation mask on top of them, or SAT's staleness-adaptive limits.
-    denominator: what the ratio divides by (METHODS table of docs/assumptions.md): the rollout engine's own log-probs, the trainer's
-    log-probs at the start of the update, or the trainer's log-probs at the weights that generated the response.
-    truncated_importance_sampling: multiply the token loss by min(exp(proximal - rollout), cap).
+    denominator: what the ratio divides by (docs/assumptions.md): the rollout engine's own log-probs, the trainer's log-probs at the
+    start of the update, or the trainer's log-probs at the weights that generated the response.
+    parts: exactly one Surrogate, and what goes with it; factors are applied in this order.
     routing_replay: R3, the trainer's router uses the experts recorded by the rollout engine.
     """
 
     label: str
     granularity: Granularity
-    clip_rule: ClipRule = "fixed"
-    denominator: Denominator = "rollout"
-    truncated_importance_sampling: bool = False
+    denominator: Denominator
+    parts: tuple[type[Part], ...]
     routing_replay: bool = False
 
     def __post_init__(self) -> None:
-        if self.clip_rule != "fixed" and self.denominator == "proximal":
+        surrogates = [part for part in self.parts if issubclass(part, Surrogate)]
+        if len(surrogates) != 1:
+            names = ", ".join(part.name for part in surrogates) or "none"
+            raise ValueError(f"{self.label}: a method has exactly one surrogate among its parts, this one has {names}")
+        contractions = [part.name for part in self.parts if issubclass(part, Contraction)]
+        if contractions and not surrogates[0].limited:
             raise ValueError(
-                f"{self.label}: ratio_denominator 'proximal' makes every ratio 1 with one optimizer step per rollout, "
-                f"so clip rule {self.clip_rule!r} would do nothing; use 'rollout' or 'rollout_weights'"
-            )
-        if self.truncated_importance_sampling and self.denominator != "proximal":
-            raise ValueError(
-                f"{self.label}: truncated importance sampling already corrects from the rollout to the proximal policy; "
-                f"with ratio_denominator {self.denominator!r} it would correct twice; use 'proximal'"
+                f"{self.label}: {contractions[0]} contracts clip limits, and the surrogate {surrogates[0].name} has none; use ppo"
             )
 
     @property
+    def reads(self) -> frozenset[Denominator]:
+        """The denominator's log-probs and those of the parts."""
+        return frozenset({self.denominator}).union(*(part.reads for part in self.parts))
+
+    @property
     def uncorrected(self) -> bool:
-        """Whether nothing corrects from the policy that sampled: neither the ratio nor a weight reads the rollout's log-probs."""
-        return self.denominator == "proximal" and not self.truncated_importance_sampling
+        """Whether nothing corrects from the policy that sampled: neither the ratio nor a part reads the rollout's log-probs."""
+        return self.denominator == "proximal" and not any(part.corrects for part in self.parts)
+
+    def has(self, part: type[Part]) -> bool:
+        return part in self.parts
+
+    def without(self, part: type[Part]) -> Method:
+        """The same method without one of its parts."""
+        return replace(self, parts=tuple(kept for kept in self.parts if kept is not part))
+
+    def check(self, steps_per_rollout: int) -> None:
+        """Raise ValueError, with the remedy, where a part cannot work in this method with so many optimizer steps a rollout batch."""
+        for part in self.parts:
+            part.check(self, steps_per_rollout)
 
 
 METHODS: dict[str, Method] = {
-    "grpo": Method("GRPO", "token"),
-    "gspo": Method("GSPO", "sequence"),
-    "grpo-r3": Method("GRPO w/ R3", "token", routing_replay=True),
-    "gspo-r3": Method("GSPO w/ R3", "sequence", routing_replay=True),
-    "grpo-tis": Method("GRPO w/ TIS", "token", denominator="proximal", truncated_importance_sampling=True),
-    "gspo-tis": Method("GSPO w/ TIS", "sequence", denominator="proximal", truncated_importance_sampling=True),
-    "grpo-tis-r3": Method(
-        "GRPO w/ TIS w/ R3", "token", denominator="proximal", truncated_importance_sampling=True, routing_replay=True
-    ),
-    "gspo-tis-r3": Method(
-        "GSPO w/ TIS w/ R3", "sequence", denominator="proximal", truncated_importance_sampling=True, routing_replay=True
-    ),
-    "dppo": Method("DPPO", "token", clip_rule="dppo"),
-    "sat-grpo": Method("SAT-GRPO", "token", clip_rule="sat"),
-    "sat-gspo": Method("SAT-GSPO", "sequence", clip_rule="sat"),
-    "sat-grpo-r3": Method("SAT-GRPO w/ R3", "token", clip_rule="sat", routing_replay=True),
-    "sat-gspo-r3": Method("SAT-GSPO w/ R3", "sequence", clip_rule="sat", routing_replay=True),
+    "grpo": Method("GRPO", "token", "rollout", (Ppo,)),
+    "gspo": Method("GSPO", "sequence", "rollout", (Ppo,)),
+    "grpo-r3": Method("GRPO w/ R3", "token", "rollout", (Ppo,), routing_replay=True),
+    "gspo-r3": Method("GSPO w/ R3", "sequence", "rollout", (Ppo,), routing_replay=True),
+    "grpo-tis": Method("GRPO w/ TIS", "token", "proximal", (Ppo, Tis)),
+    "gspo-tis": Method("GSPO w/ TIS", "sequence", "proximal", (Ppo, Tis)),
+    "grpo-tis-r3": Method("GRPO w/ TIS w/ R3", "token", "proximal", (Ppo, Tis), routing_replay=True),
+    "gspo-tis-r3": Method("GSPO w/ TIS w/ R3", "sequence", "proximal", (Ppo, Tis), routing_replay=True),
+    "dppo": Method("DPPO", "token", "rollout", (Ppo, Dppo)),
+    "sat-grpo": Method("SAT-GRPO", "token", "rollout", (Ppo, Sat)),
+    "sat-gspo": Method("SAT-GSPO", "sequence", "rollout", (Ppo, Sat)),
+    "sat-grpo-r3": Method("SAT-GRPO w/ R3", "token", "rollout", (Ppo, Sat), routing_replay=True),
+    "sat-gspo-r3": Method("SAT-GSPO w/ R3", "sequence", "rollout", (Ppo, Sat), routing_replay=True),
     # The baselines as the paper's Table 9 configures them: no correction for staleness at all.
-    "grpo-uncorrected": Method("GRPO uncorrected", "token", denominator="proximal"),
-    "gspo-uncorrected": Method("GSPO uncorrected", "sequence", denominator="proximal"),
-    "grpo-r3-uncorrected": Method("GRPO w/ R3 uncorrected", "token", denominator="proximal", routing_replay=True),
+    "grpo-uncorrected": Method("GRPO uncorrected", "token", "proximal", (Ppo,)),
+    "gspo-uncorrected": Method("GSPO uncorrected", "sequence", "proximal", (Ppo,)),
+    "grpo-r3-uncorrected": Method("GRPO w/ R3 uncorrected", "token", "proximal", (Ppo,), routing_replay=True),
+    # Methods of others.
+    "cispo": Method("CISPO", "token", "rollout", (Cispo,)),
+    "icepop": Method("IcePop", "token", "proximal", (Ppo, IcePop)),
+    "m2po": Method("M2PO", "token", "rollout", (M2po,)),
+    "gac": Method("GAC", "token", "rollout", (Ppo, Gac)),
 }
 
 TABLE_1: tuple[str, ...] = tuple(METHODS)[: list(METHODS).index("grpo-uncorrected")]  # the paper's rows, in its order
 VARIANT = "+"  # a row "method+variant" is the method with the settings that config.yaml lists under that variant
+
+
+def all_parts() -> tuple[type[Part], ...]:
+    """Every part that a method of METHODS has, in the order of their first mention."""
+    return tuple(dict.fromkeys(part for method in METHODS.values() for part in method.parts))
 
 
 def method_of(name: str) -> Method:

@@ -147,7 +147,7 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
 
 def _host_bytes(settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement, batch: Interval) -> Interval:
     """Host memory of a cell. batch: bytes of one rollout batch, of which each rank of a trainer with processes has a copy."""
-    frozen = (settings.objective.reference_kl_coefficient > 0) + (settings.resolved_method().denominator == "rollout_weights")
+    frozen = (settings.objective.reference_kl_coefficient > 0) + ("rollout_weights" in settings.recipe().reads)
     in_flight = 1 + workload.flight if workload.asynchronous else 1
     copied = 1 if settings.trainer.engine == "megatron" else 0
     ends = (
@@ -205,7 +205,7 @@ def cell_times(
         generate=generate,
         train=train,
         reference_kl=trained(workload.passes.reference_kl),
-        quantile=trained(workload.passes.quantile),
+        quantile=trained(workload.passes.statistics),
         publish=publish,
         evaluate=evaluate + scoring,
         checkpoint=save,

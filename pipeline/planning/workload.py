@@ -17,12 +17,12 @@ class Passes:
     update: float
     recompute: float
     reference_kl: float
-    quantile: float
+    statistics: float
     proximal: float
 
     @property
     def total(self) -> float:
-        return self.update + self.recompute + self.reference_kl + self.quantile + self.proximal
+        return self.update + self.recompute + self.reference_kl + self.statistics + self.proximal
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,15 @@ def workload_of(
 
 
 def passes_of(cell: CellSettings, recompute: bool, several_micro_batches: bool) -> Passes:
-    """The trainer's passes: the quantile of a whole step needs one of its own only where the step has several micro-batches."""
-    method = cell.resolved_method()
-    quantile = method.clip_rule == "sat" and cell.objective.quantile_scope == "batch" and several_micro_batches
+    """The trainer's passes: statistics of a whole step need one of their own only where the step has several micro-batches."""
+    recipe = cell.recipe()
+    statistics = bool(recipe.step_statistics) and several_micro_batches
     several_steps = cell.schedule.optimizer_steps_per_rollout > 1
-    constant = method.denominator == "rollout_weights" or (method.denominator == "proximal" and several_steps)
+    constant = ("rollout_weights" in recipe.reads) + ("proximal" in recipe.reads and several_steps)
     return Passes(
         update=3.0,
         recompute=float(recompute),
         reference_kl=float(cell.objective.reference_kl_coefficient > 0),
-        quantile=float(quantile),
+        statistics=float(statistics),
         proximal=float(constant),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -14,24 +14,34 @@ from torch import Tensor
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
-from pipeline.objective.ratios import NotANumberError
-from pipeline.objective.trust_region import staleness_quantile
+from pipeline.objective.part import Buffers, Gradient
 from pipeline.policy.checkpoint import hf_state, load_hf_state
 from pipeline.policy.model import Policy
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
-from pipeline.trainer.step import StepLoss, StepTotals, Weights, optimizer_step, with_constants
+from pipeline.trainer.step import OneProcess, StepLoss, StepTotals, Weights, optimizer_step, with_constants
+from pipeline.trainer.update import Update
 
 _STATE_FILE = "state.safetensors"
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+class _Gradient:
+    """The gradient of a policy that one process holds: the parameters' own, by their names."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.buffers = {name: parameter.grad for name, parameter in policy.named_parameters() if parameter.grad is not None}
+
+    def dot(self, a: Buffers, b: Buffers) -> float:
+        return sum(float(torch.dot(a[name].flatten().double(), b[name].flatten().double())) for name in a)
 
 
 class TorchTrainer:
     """PolicyTrainer on a CPU. `base`: the base policy's weights under their Hugging Face names, also the reference of the KL."""
 
     def __init__(self, settings: CellSettings, base: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
-        self.settings, self.method, self.dtype = settings, settings.resolved_method(), dtype
-        self.version = 0
+        self.settings, self.recipe, self.dtype = settings, settings.recipe(), dtype
+        self.version, self.processes, self.memory = 0, OneProcess(), dict[str, Buffers]()
         self._policy = self._policy_with(base)
         self._reference = self._policy_with(base).requires_grad_(False)
         self._generating: PublishedWeights | None = None
@@ -52,7 +62,7 @@ class TorchTrainer:
         load_hf_state(policy, weights)
         return policy
 
-    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[dict[str, Any]]:
+    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[Update]:
         prepare_started = time.perf_counter()
         self._generating = generating
         options = self.settings.trainer
@@ -61,19 +71,18 @@ class TorchTrainer:
                 samples,
                 options.micro_batch_tokens,
                 self.settings.objective.aggregation,
-                self.method.routing_replay,
+                self.recipe.method.routing_replay,
                 self.dtype,
             )
             for samples in batch.parts(num_steps)
         ]
-        steps = with_constants(self, self.settings, self.method, steps)
+        steps = with_constants(self, self.settings, self.recipe, steps)
         prepare_s = (time.perf_counter() - prepare_started) / num_steps
         for step in steps:
             started = time.perf_counter()
-            row = optimizer_step(self, self.settings, self.method, step, len(step))
+            update = optimizer_step(self, self.recipe, step, len(step))
             self.version += 1  # a skipped step has taken place in the schedule, and versions count scheduled steps
-            row["train_s"] = prepare_s + time.perf_counter() - started
-            yield row
+            yield dataclasses.replace(update, train_s=prepare_s + time.perf_counter() - started)
 
     @torch.no_grad()
     def logprobs(self, micros: Sequence[MicroBatch], weights: Weights, replay: bool) -> list[Tensor]:
@@ -109,18 +118,21 @@ class TorchTrainer:
                 return
             share.backward()
 
-    def quantile(self, values: Tensor, alpha: float) -> Tensor:
-        if torch.isnan(values).any():
-            raise NotANumberError("the staleness of a token is NaN")
-        return staleness_quantile(values, alpha)
+    def contributed(self, values: Tensor) -> Tensor:
+        return values
 
     def totals(self, loss: StepLoss) -> StepTotals:
         return StepTotals(loss.loss, loss.terms, loss.finite)
 
+    def gradient(self) -> Gradient:
+        return _Gradient(self._policy)
+
     def clip(self) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.settings.trainer.gradient_clip))
 
-    def apply(self) -> None:
+    def apply(self, learning_rate_scale: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.trainer.learning_rate * learning_rate_scale
         self._optimizer.step()
 
     def publish(self) -> PublishedWeights:
@@ -131,6 +143,8 @@ class TorchTrainer:
         for name, parameter in self._policy.named_parameters():
             state = self._optimizer.state[parameter]
             tensors |= {f"adam.{key}.{name}": state[key] for key in _ADAM_STATE if state}
+        for part, buffers in self.memory.items():
+            tensors |= {f"memory.{part}.{name}": buffer for name, buffer in buffers.items()}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         safetensors.torch.save_file(tensors, folder / _STATE_FILE, {"version": str(self.version)})
 
@@ -152,6 +166,11 @@ class TorchTrainer:
                 parameter.copy_(saved)
                 if f"adam.step.{name}" in tensors:  # before the first step that was not skipped Adam has no state
                     self._optimizer.state[parameter] = {key: tensors[f"adam.{key}.{name}"] for key in _ADAM_STATE}
+        self.memory = {}
+        for name in tensors:
+            if name.startswith("memory."):
+                _, part, buffer = name.split(".", 2)
+                self.memory[part] = {**self.memory.get(part, {}), buffer: tensors[name]}
         self.version = version
 
     def check(self) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.records import RolloutBatch
+from pipeline.trainer.update import Update
 
 
 class PolicyTrainer(Protocol):
     version: int
     """Optimizer steps in the current weights."""
 
-    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[dict[str, Any]]:
-        """Train on `batch` in `num_steps` optimizer steps and yield one row of diagnostics per step.
+    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[Update]:
+        """Train on `batch` in `num_steps` optimizer steps and yield what each step did.
 
         generating: the version that sampled the batch, for the denominator `rollout_weights`.
         """

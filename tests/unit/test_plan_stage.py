@@ -132,7 +132,7 @@ def test_passes_follow_from_method_and_settings():
         return passes_of(settings.cell(Cell(method, lag, 0)), recompute=True, several_micro_batches=several)
 
     assert passes("grpo").total == 3 + 1 + 1  # update, recomputation, reference
-    assert passes("sat-grpo").quantile == 1 and passes("sat-grpo", several=False).quantile == 0
+    assert passes("sat-grpo").statistics == 1 and passes("sat-grpo", several=False).statistics == 0
     assert passes("grpo-uncorrected").proximal == 0 and passes("grpo-uncorrected", "8-15").proximal == 1
     no_reference = load_settings(overrides={"preset": "full", "objective": {"reference_kl_coefficient": 0.0}})
     assert passes_of(no_reference.cell(Cell("grpo", "1", 0)), False, True).total == 3

@@ -8,7 +8,6 @@ reads. Gradients are sums over micro-batches and data ranks: the loss's weights 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,9 +21,8 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from pipeline.config import CellSettings
-from pipeline.objective.loss import TokenTerms
-from pipeline.objective.ratios import NotANumberError
-from pipeline.objective.trust_region import distributed_staleness_quantile
+from pipeline.objective.part import Buffers, Gradient
+from pipeline.objective.terms import TokenTerms
 from pipeline.trainer.megatron.layout import Groups, sections
 from pipeline.trainer.megatron.optimizer import PolicyOptimizer
 from pipeline.trainer.megatron.packing import token_row
@@ -35,6 +33,20 @@ from pipeline.trainer.microbatches import MicroBatch
 from pipeline.trainer.step import StepLoss, StepTotals, Weights
 
 Consume = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
+
+
+class _Ranks:
+    """Processes over all ranks of the trainer."""
+
+    alone = False
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def sum(self, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=self._group)
+        return total
 
 
 class Passes:
@@ -53,6 +65,7 @@ class Passes:
         self.settings, self.groups, self.model, self.optimizer = settings, groups, model, optimizer
         self.weights, self.replay, self.beat = weights, replay, beat
         self.frozen: dict[Weights, Mapping[str, Tensor]] = {}
+        self.processes, self.memory = _Ranks(groups.control), dict[str, Buffers]()
         model.config.finalize_model_grads_func = _finalize
         rows = settings.model.vocab_size // groups.layout.tensor_size
         self._head = Head(
@@ -83,7 +96,7 @@ class Passes:
         def share(micro: MicroBatch, logprobs: Tensor, entropy: Tensor) -> Tensor | None:
             found = loss(micro, logprobs, entropy.detach() if detached else entropy)
             if found is not None:  # the terms of a whole step are gigabytes
-                loss.terms[-1] = _on_host(loss.terms[-1])
+                loss.terms[-1] = loss.terms[-1].cpu()
             return found
 
         self.model.zero_grad_buffer()
@@ -131,13 +144,8 @@ class Passes:
         logprobs, entropy = response_scores(scored, weight, micro.packed.scored_ids.to(device), self._head)
         return consume(micro, logprobs, entropy)
 
-    def quantile(self, values: Tensor, alpha: float) -> Tensor:
-        layout = self.groups.layout
-        own = values.float().cpu() if layout.reports else torch.zeros(0)
-        try:
-            return distributed_staleness_quantile(own, alpha, self.groups.control).to(values)
-        except ValueError as error:
-            raise NotANumberError(f"the staleness of a token is NaN: {error}") from error
+    def contributed(self, values: Tensor) -> Tensor:
+        return values.float().cpu() if self.groups.layout.reports else torch.zeros(0)
 
     def totals(self, loss: StepLoss) -> StepTotals:
         layout = self.groups.layout
@@ -159,11 +167,14 @@ class Passes:
         dealt = [terms for _, terms in sorted((entry for entry in received if entry is not None), key=lambda entry: entry[0])]
         return [terms[turn] for turn in range(max(map(len, dealt))) for terms in dealt if turn < len(terms)]
 
+    def gradient(self) -> Gradient:
+        return self.optimizer.gradient()
+
     def clip(self) -> float:
         return self.optimizer.clip()
 
-    def apply(self) -> None:
-        self.optimizer.apply()
+    def apply(self, learning_rate_scale: float) -> None:
+        self.optimizer.apply(learning_rate_scale)
 
     def _most(self, count: int) -> int:
         most = torch.tensor(count)
@@ -175,6 +186,3 @@ def _finalize(models: list[DistributedDataParallel], _: Tensor | None, **options
     """Sum the gradients over ranks; megatron-core would divide them by the number of tokens it is given."""
     finalize_model_grads(models, None, **options)
 
-
-def _on_host(terms: TokenTerms) -> TokenTerms:
-    return dataclasses.replace(terms, **{name: value.cpu() for name, value in vars(terms).items() if isinstance(value, Tensor)})

@@ -7,6 +7,7 @@ train, publish, save, restore. A Refusal, which all ranks raise together, is the
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from pipeline.trainer.megatron.packing import on_device
 from pipeline.trainer.megatron.weights import Weights
 from pipeline.trainer.microbatches import micro_batches
 from pipeline.trainer.step import optimizer_step, with_constants
+from pipeline.trainer.update import Update
 
 
 class RankTrainer:
@@ -38,26 +40,26 @@ class RankTrainer:
         from pipeline.trainer.megatron.passes import Passes
         from pipeline.trainer.megatron.replay import Replay
 
-        self.settings, self.method, self.groups = settings, settings.resolved_method(), groups
+        self.settings, self.recipe, self.groups = settings, settings.recipe(), groups
         self.version = 0
         megatron, sizes = layout.sections(settings)[0], settings.model
-        model = models.build(sizes, megatron, groups, self.method.routing_replay)
+        model = models.build(sizes, megatron, groups, self.recipe.method.routing_replay)
         sources = parameter_sources(sizes, groups.layout, megatron.layer_spec)
         self.weights = Weights(models.parameters(model), sources, sizes, groups)
         models.mark_cut(self.weights.parameters, sources)
         self.weights.load(base)
         self.optimizer = PolicyOptimizer(model, settings.trainer, megatron)
-        self.replay = Replay(model, sizes, groups.layout, megatron.recompute) if self.method.routing_replay else None
+        self.replay = Replay(model, sizes, groups.layout, megatron.recompute) if self.recipe.method.routing_replay else None
         self.passes = Passes(settings, groups, model, self.optimizer, self.weights, self.replay, beat)
         if settings.objective.reference_kl_coefficient:
             self.passes.frozen["reference"] = self.weights.frozen(base)
         self._generating: Generating | None = None
 
     def train(
-        self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_row: Callable[[dict[str, Any]], None]
+        self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_update: Callable[[Update], None]
     ) -> None:
         started = time.perf_counter()
-        if self.method.denominator == "rollout_weights":
+        if "rollout_weights" in self.recipe.reads:
             self._take_generating(generating)
         place, options = self.groups.layout, self.settings.trainer
         aggregation = self.settings.objective.aggregation
@@ -66,14 +68,13 @@ class RankTrainer:
             for part in batch.parts(num_steps)
         ]
         own = [[on_device(micro, self.groups.device) for micro in step[place.data_rank :: place.data_size]] for step in steps]
-        own = with_constants(self.passes, self.settings, self.method, own)
+        own = with_constants(self.passes, self.settings, self.recipe, own)
         prepare_s = (time.perf_counter() - started) / num_steps
         for step, micros in zip(steps, own, strict=True):
             started = time.perf_counter()
-            row = optimizer_step(self.passes, self.settings, self.method, micros, len(step))
+            update = optimizer_step(self.passes, self.recipe, micros, len(step))
             self.version += 1  # a skipped step has taken place in the schedule, and versions count scheduled steps
-            row["train_s"] = prepare_s + time.perf_counter() - started
-            yield_row(row)
+            yield_update(dataclasses.replace(update, train_s=prepare_s + time.perf_counter() - started))
 
     def _take_generating(self, generating: Generating) -> None:
         if self._generating is None or self._generating.version != generating.version:
@@ -95,7 +96,7 @@ class RankTrainer:
         self._write_weights(Path(folder) / state.WEIGHTS)
         megatron = layout.sections(self.settings)[0]
         apart = megatron.dtype != "float32" or megatron.optimizer_offload
-        state.write(Path(folder), self.version, self.groups.layout, self.optimizer.adams, with_main_weights=apart)
+        state.write(Path(folder), self.version, self.groups.layout, self.optimizer.adams, apart, self.passes.memory)
         dist.barrier(self.groups.control)
 
     def _write_weights(self, folder: Path) -> None:
@@ -120,6 +121,7 @@ class RankTrainer:
         assert found is not None
         self.weights.load(Path(folder) / state.WEIGHTS)
         state.apply(found, self.optimizer.adams)
+        self.passes.memory = found.memory(self.groups.device)
         self.version = found.version
         return self.version
 
@@ -161,7 +163,7 @@ def _run(trainer: RankTrainer, commands: _Commands, name: str, arguments: dict[s
         return getattr(trainer, name)(**arguments)
     samples = commands.samples(arguments.pop("num_samples"))
     batch = RolloutBatch(arguments.pop("index"), samples, arguments.pop("group_size"), 0.0)
-    trainer.train(batch, **arguments, yield_row=lambda row: commands.answer("row", row))
+    trainer.train(batch, **arguments, yield_update=lambda update: commands.answer("update", update))
     return None
 
 

@@ -7,7 +7,7 @@ loaded under every layout. `read` and `check` look at everything before `apply` 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.objective.part import Buffers
 from pipeline.trainer.megatron.files import StoredTensors, write_files
 from pipeline.trainer.megatron.layout import Layout
 
 WEIGHTS = "weights"
+_MEMORY = "memory"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -27,9 +29,28 @@ class RankState:
     version: int
     tensors: StoredTensors
 
+    def memory(self, device: torch.device) -> dict[str, Buffers]:
+        """What `write` was given as memory, on `device`."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name in self.tensors:
+            kind, part, buffer = (*name.split(".", 2), "", "")[:3]
+            if kind == _MEMORY:
+                found.setdefault(part, {})[buffer] = self.tensors[name].to(device)
+        return dict(found)
 
-def write(folder: Path, version: int, layout: Layout, adams: list[torch.optim.Optimizer], with_main_weights: bool) -> None:
-    """with_main_weights: the optimizer's float32 weights are not the model's own and have to be kept beside it."""
+
+def write(
+    folder: Path,
+    version: int,
+    layout: Layout,
+    adams: list[torch.optim.Optimizer],
+    with_main_weights: bool,
+    memory: Mapping[str, Buffers] | None = None,
+) -> None:
+    """with_main_weights: the optimizer's float32 weights are not the model's own and have to be kept beside it.
+
+    memory: what parts of the method keep from step to step.
+    """
     tensors = {"version": torch.tensor(version)}
     for name, group, parameter, state in _entries(adams):
         if with_main_weights:
@@ -37,6 +58,8 @@ def write(folder: Path, version: int, layout: Layout, adams: list[torch.optim.Op
         tensors |= {f"{name}.{key}": torch.as_tensor(state[key]) for key in _MOMENTS if key in state}
         if "step" in group and state:  # TransformerEngine's Adam counts steps by group
             tensors[f"{name}.step"] = torch.as_tensor(group["step"])
+    for part, buffers in (memory or {}).items():
+        tensors |= {f"{_MEMORY}.{part}.{name}": buffer for name, buffer in buffers.items()}
     content = json.dumps({"layout": layout.describe(), "tensors": len(tensors)}, sort_keys=True)
     write_files(folder, _prefix(layout), tensors.items(), {"state": content})
 
@@ -70,6 +93,8 @@ def check(state: RankState, adams: list[torch.optim.Optimizer]) -> None:
     """Raise ValueError where a moment or main weight does not have its parameter's shape, or belongs to none."""
     shapes = {name: parameter.shape for name, _, parameter, _ in _entries(adams)}
     for name in state.tensors.keys() - {"version"}:
+        if name.startswith(f"{_MEMORY}."):
+            continue
         entry, _, kind = name.rpartition(".")
         shape = list(state.tensors.shape(name))
         if entry not in shapes or (kind != "step" and shape != list(shapes[entry])):

@@ -25,6 +25,7 @@ from pipeline.launch.scratch import scratch_folder
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
+from pipeline.trainer.update import Update
 
 _SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
 
@@ -94,7 +95,7 @@ class MegatronTrainer:
             self.close()
             raise
 
-    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[dict[str, Any]]:
+    def train_batch(self, batch: RolloutBatch, num_steps: int, generating: PublishedWeights) -> Iterator[Update]:
         folder = None if generating.folder is None else str(generating.folder.resolve())
         self._send(
             "train",
@@ -108,9 +109,9 @@ class MegatronTrainer:
         for first in range(0, len(batch.samples), _SAMPLES_PER_MESSAGE):
             self._channel.send(batch.samples[first : first + _SAMPLES_PER_MESSAGE])
         for _ in range(num_steps):
-            row = self._answer()
+            update = self._answer()
             self.version += 1
-            yield row
+            yield update
         self._answer()
 
     def publish(self) -> PublishedWeights:
