@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline.artifacts import Cell, Layout, write_if_changed
 from pipeline.config import Settings, load_settings
-from pipeline.sections import BasePolicySettings, Section
+from pipeline.section import Section
+from pipeline.sections import BasePolicySettings
 
 SEEDS = (100, 101)
 TINY = Layout("tiny")

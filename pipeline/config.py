@@ -176,17 +176,18 @@ class Settings(Section):
         return self.model_copy(update=sections)
 
     def _cell(self, cell: Cell) -> CellSettings:
-        return CellSettings(
-            method=cell.method,
-            lag=cell.lag,
-            seed=cell.seed,
-            schedule=self.lags[cell.lag],
-            objective=self.objective.for_parts(method_of(cell.method).parts),
-            servers=self.servers if self.rollout.engine == "sglang" else None,
-            megatron=self.megatron if self.trainer.engine == "megatron" else None,
-            cluster=self.cluster if self.rollout.engine == "sglang" or self.trainer.engine == "megatron" else None,
-            **{name: getattr(self, name) for name in ("preset", "model", "rollout", "trainer", "evaluation")},
-        )
+        values = {
+            "method": cell.method,
+            "lag": cell.lag,
+            "seed": cell.seed,
+            "schedule": self.lags[cell.lag],
+            "objective": self.objective.for_parts(method_of(cell.method).parts),
+            "servers": self.servers if self.rollout.engine == "sglang" else None,
+            "megatron": self.megatron if self.trainer.engine == "megatron" else None,
+            "cluster": self.cluster if self.rollout.engine == "sglang" or self.trainer.engine == "megatron" else None,
+        }
+        same = {name: getattr(self, name) for name in ("preset", "model", "rollout", "trainer", "evaluation")}
+        return _validated(CellSettings, values | same, f"cell {cell.method} at lag {cell.lag}")
 
 
 class CellSettings(Section):
@@ -338,7 +339,7 @@ def _explain(kind: type[BaseModel], item: Any, source: str) -> str:
         return f"{source}: {key} is missing; add it, or let `snakemake -n` write a file of resolved settings again"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
-        return f"{source}: {key}: {message}"
+        return f"{source}: {key}: {message}" if item["loc"] else f"{source}: {message}"
     return f"{source}: {key}: {message}; got {item['input']!r}"
 
 

@@ -18,7 +18,8 @@ from pipeline.artifacts import Cell, Layout, write_if_changed, write_text
 from pipeline.config import Preset, Settings, fingerprint
 from pipeline.launch.placement import place
 from pipeline.planning.host_memory import job_memory_mb
-from pipeline.sections import BasePolicySettings, Section, SettingsError
+from pipeline.section import Section, SettingsError
+from pipeline.sections import BasePolicySettings
 
 
 def write_stage_settings(settings: Settings, paths: Layout, cells: Iterable[Cell]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pipeline.assemble.reference import Reference
 from pipeline.assemble.runs import Results
 from pipeline.assemble.undecided import summary
 from pipeline.assemble.verdicts import Verdict
-from pipeline.sections import unknown
+from pipeline.section import unknown
 
 SAME_MODEL = "full"  # the preset that trains the paper's own model
 ONE_SEED = "one seed: run-to-run spread is unknown"

@@ -28,7 +28,7 @@ from pipeline.assemble.runs import Results
 from pipeline.assemble.table1 import MISSING, Row, rows_of, small
 from pipeline.assemble.verdicts import SIGNS, VERDICTS, WORDS, count
 from pipeline.config import Settings
-from pipeline.sections import unknown
+from pipeline.section import unknown
 
 DIFFERENT_SCALE = (
     "This preset trains another, far smaller model on another task. Absolute scores and mismatches are not comparable with "

@@ -16,7 +16,7 @@ from pipeline.assemble.runs import Results
 from pipeline.assemble.series import gated_share_limit
 from pipeline.assemble.style import drawing, save
 from pipeline.config import Settings
-from pipeline.sections import unknown
+from pipeline.section import unknown
 
 
 @dataclass(frozen=True)

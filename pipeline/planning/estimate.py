@@ -30,7 +30,7 @@ class CellTimes:
     generate: float
     train: float
     reference_kl: float
-    quantile: float
+    statistics: float
     publish: float
     evaluate: float
     checkpoint: float
@@ -205,7 +205,7 @@ def cell_times(
         generate=generate,
         train=train,
         reference_kl=trained(workload.passes.reference_kl),
-        quantile=trained(workload.passes.statistics),
+        statistics=trained(workload.passes.statistics),
         publish=publish,
         evaluate=evaluate + scoring,
         checkpoint=save,
@@ -240,7 +240,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def _cell_json(estimate: CellEstimate) -> dict[str, Any]:
     cell, workload = estimate.cell, estimate.workload
-    names = ("generate", "train", "reference_kl", "quantile", "publish", "evaluate", "checkpoint")
+    names = ("generate", "train", "reference_kl", "statistics", "publish", "evaluate", "checkpoint")
     return {
         "method": cell.method,
         "lag": cell.lag,

@@ -72,10 +72,10 @@ def _cell_table(plan: Plan) -> Table:
         f"preset {plan.settings.preset}: {len(plan.cells)} cells on {plan.placement.num_devices or 'CPU'} "
         f"{plan.placement.device.name if plan.placement.num_devices else ''}".rstrip(),
         *("cell", "steps at lag", "tokens", "wall", "GPU-hours"),
-        *("generate", "train", "reference KL", "quantile", "publish", "evaluate"),
+        *("generate", "train", "reference KL", "statistics", "publish", "evaluate"),
     )
     for cell in plan.cells:
-        parts = (seconds(cell.part(name)) for name in ("generate", "train", "reference_kl", "quantile", "publish", "evaluate"))
+        parts = (seconds(cell.part(name)) for name in ("generate", "train", "reference_kl", "statistics", "publish", "evaluate"))
         tokens = token_text(cell.workload.tokens)
         table.add_row(
             str(cell.cell), lags_text(cell.workload.lag_histogram), tokens, seconds(cell.wall_s), _gpu_hours(cell), *parts

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.artifacts import read_json, sha256, write_json
-from pipeline.sections import SettingsError, SourceSettings
+from pipeline.section import SettingsError
+from pipeline.sections import SourceSettings
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from pipeline.artifacts import atomic_path, write_json
 from pipeline.problems import arithmetic
 from pipeline.problems.hub import REVISIONS
 from pipeline.records import Problem
-from pipeline.sections import ProblemSettings, PublishedProblemSettings, SettingsError
+from pipeline.section import SettingsError
+from pipeline.sections import ProblemSettings, PublishedProblemSettings
 
 SPLITS = ("evaluation", "scoring", "train")  # in the order in which they take their problems
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "source", "prompt", "answer")])

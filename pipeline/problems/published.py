@@ -27,7 +27,8 @@ from pipeline.problems.hub import Files, fetch
 from pipeline.problems.sources import Source, read_source
 from pipeline.problems.template import instruct
 from pipeline.records import Problem
-from pipeline.sections import PublishedProblemSettings, PublishedSettings, SettingsError
+from pipeline.section import SettingsError
+from pipeline.sections import PublishedProblemSettings, PublishedSettings
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "chat_template.jinja")
 REPEAT = "repeat of the same prompt"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from pipeline.objective.trust_region import distributed_staleness_quantile, staleness_quantile
+from pipeline.objective.quantile import distributed_staleness_quantile, staleness_quantile
 
 ALPHAS = (0.5, 0.9, 0.999, 1.0)
 
@@ -32,16 +32,24 @@ def shards() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     }
 
 
+class Ranks:
+    alone = False
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(values)
+        return values
+
+
 def rank_main(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     results: dict[str, object] = {}
     for name, values in shards().items():
-        results[name] = [distributed_staleness_quantile(values[rank], alpha) for alpha in ALPHAS]
+        results[name] = [distributed_staleness_quantile(values[rank], alpha, Ranks()) for alpha in ALPHAS]
     for name, value in (("nothing", torch.zeros(0)), ("NaN", torch.tensor([0.5, float("nan") if rank else 0.5]))):
         try:
-            distributed_staleness_quantile(value, 0.9)
+            distributed_staleness_quantile(value, 0.9, Ranks())
         except ValueError as error:
             results[name] = str(error)
     torch.save(results, f"{folder}/{rank}.pt")

@@ -1,12 +1,14 @@
 """The objective once more, as one would write it from the equations: plain numbers, one response and one token at a time.
 
-Shares nothing with pipeline/objective except the description of a method and of its inputs. Also holds the examples to compare on.
+Shares nothing with pipeline/objective except the description of a method and of its inputs; it knows the paper's thirteen methods and
+their baselines. Also holds the examples to compare on.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +16,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.config import load_settings
+from pipeline.config import _merge, load_settings
 from pipeline.objective.aggregate import token_weights
-from pipeline.objective.loss import Tokens
-from pipeline.objective.methods import Method
+from pipeline.objective.loss import detached_scores
+from pipeline.objective.methods import METHODS, Method
+from pipeline.objective.part import Statistic
+from pipeline.objective.parts.dppo import Dppo
+from pipeline.objective.parts.sat import Sat
+from pipeline.objective.parts.tis import Tis
+from pipeline.objective.recipe import Recipe
+from pipeline.objective.terms import Tokens
 from pipeline.sections import ObjectiveSettings
+from pipeline.trainer.step import OneProcess
 
 LENGTHS = [5, 1, 23, 8, 12, 2, 17, 6, 9, 3, 14, 1, 4, 20, 7, 11]
 RESPONSES = len(LENGTHS)
@@ -32,8 +41,21 @@ def _paper() -> ObjectiveSettings:
 
 def objective_settings(**changes: object) -> ObjectiveSettings:
     """The paper's settings with `changes`; with an entropy bonus, so that its term is not idle in tests."""
-    values = _paper().model_dump() | {"entropy_coefficient": 0.01} | changes
+    values = _merge(_paper().model_dump() | {"entropy_coefficient": 0.01}, changes)
     return ObjectiveSettings.model_validate(values)
+
+
+def recipe(method: str | Method, settings: ObjectiveSettings | None = None) -> Recipe:
+    """A method of METHODS, or another one, with the paper's settings where none are given."""
+    return Recipe.of(METHODS[method] if isinstance(method, str) else method, settings or objective_settings())
+
+
+def statistics_of(of: Recipe, cases: Sequence[Example]) -> dict[str, Tensor]:
+    """What the parts of a method reduce, over the tokens of all cases together, as the optimizer step takes them."""
+    scores = [detached_scores(of.method, case.trainer, case.tokens) for case in cases]
+    return {
+        part.name: part.reduce(torch.cat([part.contributions(s) for s in scores]), OneProcess()) for part in of.having(Statistic)
+    }
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ def reference_objective(method: Method, settings: ObjectiveSettings, case: Examp
     """Loss of a step that is one micro-batch, and its gradient with respect to every trainer log-prob."""
     tokens, trainer = case.tokens, case.trainer.tolist()
     log_ratios = reference_log_ratios(method, trainer, tokens)
-    quantile = reference_quantile(log_ratios, settings.quantile_alpha) if method.clip_rule == "sat" else 0.0
+    quantile = reference_quantile(log_ratios, settings.sat.quantile_alpha) if method.has(Sat) else 0.0
     loss, log_ratio_slope, x_slope = 0.0, [0.0] * len(trainer), [0.0] * len(trainer)
     x = _spread_means(
         [a - b for a, b in zip(tokens.reference_logprobs.tolist(), trainer, strict=True)], settings.reference_kl_granularity, tokens
@@ -135,20 +157,20 @@ def _surrogate(
     tokens, trainer, rollout = case.tokens, case.trainer.tolist(), float(case.tokens.rollout_logprobs[i])
     advantage, ratio, factor = float(tokens.advantages[i]), math.exp(log_ratio), 1.0
     contraction_low = contraction_high = 1.0
-    if method.clip_rule == "sat" and quantile > 0.0 and abs(log_ratio) > quantile:
+    if method.has(Sat) and quantile > 0.0 and abs(log_ratio) > quantile:
         contraction_low = 1.0 / (1.0 + (max(-log_ratio, 0.0) / quantile) ** 2)
         contraction_high = 1.0 / (1.0 + (max(log_ratio, 0.0) / quantile) ** 2)
-    low, high = 1.0 - settings.eps_low * contraction_low, 1.0 + settings.eps_high * contraction_high
+    low, high = 1.0 - settings.ppo.eps_low * contraction_low, 1.0 + settings.ppo.eps_high * contraction_high
     clipped = min(max(ratio, low), high)
     surrogate = min(ratio * advantage, clipped * advantage)
     slope = ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
-    if method.clip_rule == "dppo":
+    if method.has(Dppo):
         from_rollout = math.exp(trainer[i] - rollout)  # the mask is against mu, whatever the ratio divides by
         outward = (advantage > 0 and from_rollout > 1) or (advantage < 0 and from_rollout < 1)
-        factor = 0.0 if outward and math.exp(rollout) * abs(from_rollout - 1) > settings.dppo_delta else 1.0
-    if method.truncated_importance_sampling:
+        factor = 0.0 if outward and math.exp(rollout) * abs(from_rollout - 1) > settings.dppo.delta else 1.0
+    if method.has(Tis):
         proximal = trainer[i] if tokens.proximal_logprobs is None else float(tokens.proximal_logprobs[i])
-        factor *= min(math.exp(proximal - rollout), settings.tis_cap)
+        factor *= min(math.exp(proximal - rollout), settings.tis.cap)
     return factor * surrogate, factor * slope
 
 

@@ -11,7 +11,11 @@ from pipeline.artifacts import Cell, Layout
 from pipeline.config import CellSettings, Settings, changed_settings, fingerprint, load_settings, read_settings
 from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.objective.methods import METHODS, TABLE_1, Method
-from pipeline.sections import Section, SettingsError
+from pipeline.objective.parts.cispo import Cispo
+from pipeline.objective.parts.ppo import Ppo
+from pipeline.objective.parts.sat import Sat
+from pipeline.objective.parts.tis import Tis
+from pipeline.section import Section, SettingsError
 
 
 @pytest.mark.parametrize(("preset", "cells"), [("tiny", 33), ("stress", 30), ("rehearsal", 2), ("full", 33)])
@@ -47,7 +51,7 @@ def test_full_is_the_papers_run():
     cell = load_settings(overrides={"preset": "full"}).cell(Cell("sat-gspo-r3", "8", 0))
     assert cell.rollout.group_size * cell.rollout.prompts_per_step == 4096
     assert (cell.trainer.steps, cell.trainer.learning_rate, cell.trainer.beta1, cell.trainer.beta2) == (544, 1e-6, 0.9, 0.98)
-    assert (cell.objective.eps_low, cell.objective.eps_high, cell.objective.quantile_alpha) == (0.2, 0.2, 0.9)
+    assert (cell.objective.ppo.eps_low, cell.objective.ppo.eps_high, cell.objective.sat.quantile_alpha) == (0.2, 0.2, 0.9)
     assert (cell.rollout.engine, cell.trainer.engine) == ("sglang", "megatron")
 
 
@@ -63,14 +67,16 @@ def test_null_on_the_command_line_is_null():
     ("overrides", "parts"),
     [
         ({"objectiv": {}}, ["unknown key 'objectiv'", "did you mean 'objective'"]),
-        ({"objective": {"tis_cup": 1}}, ["'objective.tis_cup'", "did you mean 'objective.tis_cap'"]),
+        ({"objective": {"tiss": {}}}, ["'objective.tiss'", "did you mean 'objective.tis'"]),
+        ({"objective": {"tis": {"cup": 1}}}, ["'objective.tis.cup'", "did you mean 'objective.tis.cap'"]),
         ({"preset": "tny"}, ["unknown preset 'tny'", "did you mean 'tiny'"]),
         ({"cells": {"table": {"methods": ["grop"]}}}, ["unknown method 'grop'", "did you mean 'grpo'"]),
         ({"cells": {"table": {"lags": ["9"]}}}, ["unknown lag '9'", "known: 0, 1, 8, 8-15"]),
         ({"rollout": {"temperature": 0}}, ["rollout.temperature", "greater than 0", "got 0"]),
-        ({"rollout": {"top_p": 0.9}}, ["top_p 0.9", "use top_p 1.0"]),
+        ({"rollout": {"top_p": 0.9}}, ["unknown key 'rollout.top_p'"]),
         ({"objective": {"ratio_denominator": "proximal"}}, ["DPPO", "'proximal'", "use 'rollout'"]),
-        ({"objective": {"dppo_delta": None}}, ["objective.dppo_delta is null", "give it a value"]),
+        ({"objective": {"dppo": {"delta": None}}}, ["objective.dppo.delta", "valid number", "got None"]),
+        ({"objective": {"dppo": None}}, ["objective.dppo is missing", "add it with its defaults to config.yaml"]),
         ({"trainer": {"steps": 201}}, ["trainer.steps 201", "optimizer_steps_per_rollout 8"]),
         ({"model": {"num_key_value_heads": 3}}, ["num_attention_heads 4", "num_key_value_heads 3"]),
         ({"seeds": 0}, ["seeds: 0", "at least 1"]),
@@ -78,7 +84,7 @@ def test_null_on_the_command_line_is_null():
         ({"seeds": [-1]}, ["seeds.0", "greater than or equal to 0"]),
         ({"evaluation": {"temperature": 0}}, ["evaluation.temperature", "greater than 0", "got 0"]),
         ({"evaluation": {"interval": 300}}, ["evaluation.interval 300 exceeds trainer.steps 200", "lower it"]),
-        ({"objective": {"eps_high": float("inf")}}, ["objective.eps_high", "finite number"]),
+        ({"objective": {"ppo": {"eps_high": float("inf")}}}, ["objective.ppo.eps_high", "finite number"]),
         ({"lags": {"8": {"broadcast_interval": 2}}}, ["'8' realises lags 1 to 2", "name it '2' or '1-2'"]),
     ],
 )
@@ -108,9 +114,24 @@ def test_unknown_cells_are_refused():
 
 def test_contradictory_methods_are_refused():
     with pytest.raises(ValueError, match="would do nothing"):
-        Method("SAT", "token", clip_rule="sat", denominator="proximal")
+        Method("SAT", "token", "proximal", (Ppo, Sat)).check(steps_per_rollout=1)
     with pytest.raises(ValueError, match="would correct twice"):
-        Method("TIS", "token", truncated_importance_sampling=True)
+        Method("TIS", "token", "rollout", (Ppo, Tis)).check(steps_per_rollout=1)
+    with pytest.raises(ValueError, match="exactly one surrogate among its parts, this one has none"):
+        Method("SAT", "token", "rollout", (Sat,))
+    with pytest.raises(ValueError, match="exactly one surrogate among its parts, this one has ppo, cispo"):
+        Method("both", "token", "rollout", (Ppo, Cispo))
+    with pytest.raises(ValueError, match="sat contracts clip limits, and the surrogate cispo has none"):
+        Method("SAT on CISPO", "token", "rollout", (Cispo, Sat))
+
+
+def test_where_the_ratio_is_one_depends_on_the_schedule():
+    """With eight optimizer steps a rollout batch the proximal policy is left behind, so that SAT and DPPO have something to do."""
+    override = {"objective": {"ratio_denominator": "proximal"}, "cells": {"table": {"lags": ["8-15"]}}}
+    settings = load_settings(overrides=override)
+    assert settings.cell(Cell("sat-grpo", "8-15", 0)).resolved_method().denominator == "proximal"
+    with pytest.raises(SettingsError, match="would do nothing"):
+        settings.cell(Cell("dppo", "8", 0))
 
 
 def test_the_command_line_wins_over_the_preset():
@@ -121,10 +142,11 @@ def test_the_command_line_wins_over_the_preset():
 @pytest.mark.parametrize(
     ("override", "touched"),
     [
-        ({"tis_cap": 5.0}, {name for name, method in METHODS.items() if method.truncated_importance_sampling}),
-        ({"dppo_delta": 0.15}, {"dppo"}),
-        ({"quantile_alpha": 0.8}, {name for name in METHODS if name.startswith("sat-")}),
-        ({"eps_low": 0.1}, set(METHODS)),
+        ({"tis": {"cap": 5.0}}, {name for name, method in METHODS.items() if method.has(Tis)}),
+        ({"dppo": {"delta": 0.15}}, {"dppo"}),
+        ({"sat": {"quantile_alpha": 0.8}}, {name for name in METHODS if name.startswith("sat-")}),
+        ({"ppo": {"eps_low": 0.1}}, set(METHODS) - {"cispo", "m2po"}),
+        ({"aggregation": "token_mean"}, set(METHODS)),
     ],
 )
 def test_a_methods_setting_touches_only_its_cells(override, touched):
@@ -138,18 +160,18 @@ def test_settings_files_are_named_by_what_they_compute_and_never_rewritten(tmp_p
     repository = Path(__file__).parents[2]
     layout = Layout("tiny")
 
-    def written(**objective: float) -> dict[str, str]:
+    def written(**objective: object) -> dict[str, str]:
         settings = load_settings(repository / "config.yaml", {"objective": objective})
         write_stage_settings(settings, layout, settings.all_cells())
         return {path.relative_to(layout.state).as_posix(): path.read_text() for path in layout.state.rglob("*-*.json")}
 
-    first, again, more = written(), written(), written(dppo_delta=0.15)
+    first, again, more = written(), written(), written(dppo={"delta": 0.15})
     assert first == again and first.items() <= more.items()
     added = {name.rsplit("-", 1)[0] for name in more.keys() - first.keys()}
     assert added == {"settings/run", "settings/present", "settings/cells/dppo/lag1/seed0", "settings/cells/dppo/lag8/seed0"}
-    settings = load_settings(repository / "config.yaml", {"objective": {"dppo_delta": 0.15}})
+    settings = load_settings(repository / "config.yaml", {"objective": {"dppo": {"delta": 0.15}}})
     cell = read_settings(CellSettings, Path(write_cell_settings(settings, layout, Cell("dppo", "8", 0))))
-    assert cell.objective.dppo_delta == 0.15 and cell.objective.tis_cap is None
+    assert cell.objective.dppo.delta == 0.15 and cell.objective.tis is None
     assert fingerprint(cell) != fingerprint(cell, "other problems")
 
 
@@ -159,7 +181,7 @@ def test_every_setting_is_read_by_the_code():
         Path("Snakefile")
     ]
     text = "\n".join(path.read_text() for path in sources)
-    allowed = {"top_p", "top_k", "ablations", "figure1", "server_python", "trainer_python"}  # read where they are declared
+    allowed = {"ablations", "figure1", "server_python", "trainer_python"}  # read where they are declared
     unread = [name for name in _fields(Settings) if not re.search(rf"\b{name}\b", text) and name not in allowed]
     assert unread == []
 
@@ -185,8 +207,8 @@ def test_unreadable_settings_files_say_what_to_do(tmp_path):
 def test_a_variant_is_its_method_with_one_setting_changed():
     settings = load_settings(overrides={"ablations": True})
     plain, changed = (settings.cell(Cell(name, "8", 0)) for name in ("sat-grpo", "sat-grpo+eps_high_0.28"))
-    assert changed.objective.eps_high == 0.28
-    back = changed.model_copy(update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"eps_high": 0.2})})
+    assert changed.objective.ppo.eps_high == 0.28
+    back = changed.model_copy(update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"ppo": plain.objective.ppo})})
     assert back == plain and fingerprint(plain) == fingerprint(load_settings().cell(Cell("sat-grpo", "8", 0)))
     assert changed.resolved_method().label == "SAT-GRPO, eps high 0.28"
     weights = settings.cell(Cell("gspo+ratio_denominator_rollout_weights", "8", 0)).resolved_method()
@@ -199,9 +221,10 @@ def test_every_ablation_of_the_paper_s_open_settings_is_there():
     variants = [cell for cell in settings.all_cells() if "+" in cell.method]
     assert len(variants) == 22 and not any("temperature_1.0" in cell.method for cell in variants)
     read = [settings.cell(cell) for cell in settings.all_cells()]
-    assert {c.objective.dppo_delta for c in read} >= {1e-3, 0.15} and {c.objective.tis_cap for c in read} >= {2.0, 5.0}
-    assert {c.rollout.temperature for c in read} == {0.95, 1.0} and {c.objective.eps_high for c in read} == {0.2, 0.28}
-    assert {c.objective.quantile_scope for c in read} >= {"batch", "microbatch"} and {c.lag for c in read} >= {"8", "8-15"}
+    assert {c.objective.dppo.delta for c in read if c.objective.dppo} == {1e-3, 0.15}
+    assert {c.objective.tis.cap for c in read if c.objective.tis} == {2.0, 5.0}
+    assert {c.rollout.temperature for c in read} == {0.95, 1.0} and {c.objective.ppo.eps_high for c in read} == {0.2, 0.28}
+    assert {c.objective.sat.quantile_scope for c in read if c.objective.sat} == {"batch", "microbatch"} and {c.lag for c in read} >= {"8", "8-15"}
     allowing = {cell.method.partition("+")[0] for cell in variants if "rollout_weights" in cell.method}
     assert allowing == {name for name in TABLE_1 if "tis" not in name}
 
@@ -217,7 +240,7 @@ def test_ablations_can_be_named_one_by_one():
         ({"ablations": ["tis_cap"]}, "unknown group of extra rows 'tis_cap'; did you mean 'tis_cap_5'"),
         ({"variants": {"tis_cap_5": {"methods": ["grpo"]}}}, "variants.tis_cap_5 changes nothing that grpo reads"),
         ({"variants": {"tis_cap_5": {"lags": ["7"]}}}, "variants.tis_cap_5: unknown lag '7'"),
-        ({"variants": {"eps_high_0.28": {"settings": {"objective": {"eps_hi": 1}}}}}, "did you mean 'eps_high'"),
+        ({"variants": {"eps_high_0.28": {"settings": {"objective": {"ppo": {"eps_hi": 1}}}}}}, "did you mean 'ppo.eps_high'"),
         ({"variants": {"ratio_denominator_proximal": {"methods": ["sat-grpo"]}}}, "makes every ratio 1"),
     ],
 )

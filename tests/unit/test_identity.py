@@ -20,13 +20,13 @@ from pipeline.config import (
 )
 from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.identity import OPERATIONAL, computing, differences
-from pipeline.sections import Section, SettingsError
+from pipeline.section import Section, SettingsError
 
 REPOSITORY = Path(__file__).parents[2]
 CELL = Cell("sat-gspo-r3", "8", 0)
 WHOLLY = {"problems", "published", "model", "warm_start", "lags", "objective", "evaluation", "cells", "variants"}  # sections
 COMPUTING = {
-    *("preset", "seeds", "ablations", "rollout.engine", "rollout.dtype", "rollout.temperature", "rollout.top_p", "rollout.top_k"),
+    *("preset", "seeds", "ablations", "rollout.engine", "rollout.dtype", "rollout.temperature"),
     *("rollout.group_size", "rollout.prompts_per_step", "rollout.max_response_tokens", "rollout.context_length"),
     "rollout.generate_ahead",  # the rows of a matrix product decide how it is rounded
     *("trainer.engine", "trainer.steps", "trainer.learning_rate", "trainer.beta1", "trainer.beta2", "trainer.adam_eps"),
@@ -90,13 +90,13 @@ def test_an_operational_setting_reaches_a_cell_whose_settings_file_stays(tmp_pat
         return Path(write_cell_settings(settings, layout, CELL)), Path(stage["present"])
 
     longer = {"servers": {"stall_timeout_s": 5000}, "trainer": {"checkpoint_interval": 4}, "job": {"cpus": 32}}
-    (file, first), (same, present), (other, third) = written(), written(**longer), written(objective={"quantile_alpha": 0.8})
+    (file, first), (same, present), (other, third) = written(), written(**longer), written(objective={"sat": {"quantile_alpha": 0.8}})
     before = file.stat().st_mtime_ns
     assert file == same != other and first != present and file.stat().st_mtime_ns == before
     cell = read_cell_settings(file, present)
     assert cell.servers is not None and (cell.servers.stall_timeout_s, cell.trainer.checkpoint_interval) == (5000, 4)
     assert read_cell_settings(file, first) == read_cell_settings(file, None) == read_settings(CellSettings, file)
-    with pytest.raises(SettingsError, match=r"computes another cell: objective.quantile_alpha 0.9, now 0.8; run snakemake again"):
+    with pytest.raises(SettingsError, match=r"computes another cell: objective.sat.quantile_alpha 0.9, now 0.8; run snakemake again"):
         read_cell_settings(file, third)
 
 

@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from pipeline.objective.diagnostics import step_diagnostics
-from pipeline.objective.loss import TokenTerms, objective, staleness
-from pipeline.objective.methods import METHODS, Method
-from pipeline.objective.trust_region import staleness_quantile
+from pipeline.objective.loss import objective
+from pipeline.objective.methods import METHODS, TABLE_1, Method
+from pipeline.objective.terms import TokenTerms
 from pipeline.sections import ObjectiveSettings
-from tests.unit.objective_reference import CONFIG, Example, example, objective_settings, reference_objective
+from tests.unit.objective_reference import (
+    CONFIG,
+    Example,
+    example,
+    objective_settings,
+    recipe,
+    reference_objective,
+    statistics_of,
+)
 
+PAPERS = {name: METHODS[name] for name in (*TABLE_1, "grpo-uncorrected", "gspo-uncorrected", "grpo-r3-uncorrected")}
 OTHER_DENOMINATORS = {
     f"{name} / rollout weights": dataclasses.replace(METHODS[name], denominator="rollout_weights")
     for name in ("grpo", "gspo", "dppo", "sat-grpo", "sat-gspo")
@@ -24,18 +33,18 @@ OTHER_DENOMINATORS = {
 
 def loss_and_gradient(method: Method, settings: ObjectiveSettings, case: Example) -> tuple[float, torch.Tensor]:
     trainer = case.trainer.clone().requires_grad_()
-    quantile = staleness_quantile(staleness(method, trainer, case.tokens), 0.9) if method.clip_rule == "sat" else None
-    loss, _ = objective(method, settings, trainer, case.entropy, case.tokens, quantile)
+    of = recipe(method, settings)
+    loss, _ = objective(of, trainer, case.entropy, case.tokens, statistics_of(of, [case]))
     loss.backward()
     return float(loss.detach()), trainer.grad
 
 
 @pytest.mark.parametrize("one_step_per_rollout", [True, False])
-@pytest.mark.parametrize("method", [*METHODS.values(), *OTHER_DENOMINATORS.values()], ids=[*METHODS, *OTHER_DENOMINATORS])
+@pytest.mark.parametrize("method", [*PAPERS.values(), *OTHER_DENOMINATORS.values()], ids=[*PAPERS, *OTHER_DENOMINATORS])
 def test_loss_and_gradient_follow_the_equations(method: Method, one_step_per_rollout: bool) -> None:
     for seed, spread, aggregation, granularity in ((4, 0.2, "response_mean", "token"), (2, 0.05, "token_mean", "sequence")):
         settings = objective_settings(
-            eps_low=0.15, eps_high=0.25, dppo_delta=0.02, reference_kl_coefficient=0.1, reference_kl_granularity=granularity
+            ppo={"eps_low": 0.15, "eps_high": 0.25}, dppo={"delta": 0.02}, reference_kl_coefficient=0.1, reference_kl_granularity=granularity
         )
         case = example(seed, spread, aggregation)
         if one_step_per_rollout:
@@ -48,13 +57,13 @@ def test_loss_and_gradient_follow_the_equations(method: Method, one_step_per_rol
 
 def test_the_examples_reach_every_branch() -> None:
     """Otherwise agreement with the equations would say little: clips on both sides, gates, masks, truncations and limits occur."""
-    settings = objective_settings(eps_low=0.15, eps_high=0.25, dppo_delta=0.02)
+    settings = objective_settings(ppo={"eps_low": 0.15, "eps_high": 0.25}, dppo={"delta": 0.02})
     seen: dict[str, list[TokenTerms]] = {name: [] for name in ("grpo", "gspo", "dppo", "grpo-tis", "sat-grpo", "sat-gspo")}
     for case in (example(4, 0.2), example(2, 0.05)):
         for name, terms in seen.items():
-            quantile = staleness_quantile(staleness(METHODS[name], case.trainer, case.tokens), 0.9)
-            terms.append(objective(METHODS[name], settings, case.trainer, case.entropy, case.tokens, quantile)[1])
-    share = {name: step_diagnostics(terms, settings) for name, terms in seen.items()}
+            of = recipe(name, settings)
+            terms.append(objective(of, case.trainer, case.entropy, case.tokens, statistics_of(of, [case]))[1])
+    share = {name: step_diagnostics(terms, recipe(name, settings)) for name, terms in seen.items()}
     for name in ("grpo", "gspo", "sat-grpo", "sat-gspo"):
         assert share[name]["clip_share_low"] > 0 and share[name]["clip_share_high"] > 0, name
     for side in ("clip_share_low", "clip_share_high"):

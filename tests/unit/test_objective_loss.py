@@ -9,13 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.objective.diagnostics import DIAGNOSTICS, step_diagnostics
-from pipeline.objective.loss import Tokens, log_ratio, objective, staleness
+from pipeline.objective.diagnostics import columns_of, step_diagnostics
+from pipeline.objective.loss import log_ratio, objective
 from pipeline.objective.methods import METHODS
 from pipeline.objective.ratios import NotANumberError
-from pipeline.objective.trust_region import staleness_quantile
+from pipeline.objective.terms import Tokens
 from pipeline.sections import ObjectiveSettings
-from tests.unit.objective_reference import LENGTHS, RESPONSES, Example, example, members, objective_settings
+from tests.unit.objective_reference import (
+    LENGTHS,
+    RESPONSES,
+    Example,
+    example,
+    members,
+    objective_settings,
+    recipe,
+    statistics_of,
+)
 
 CORRECTED = [name for name in METHODS if not name.endswith("uncorrected")]
 PLAIN = objective_settings(reference_kl_coefficient=0.0, entropy_coefficient=0.0)
@@ -27,19 +36,18 @@ def first_update(case: Example, **changes: object) -> Example:
     return dataclasses.replace(case, tokens=tokens)
 
 
-def quantile_of(name: str, cases: list[Example]) -> Tensor | None:
-    if METHODS[name].clip_rule != "sat":
-        return None
-    return staleness_quantile(torch.cat([staleness(METHODS[name], case.trainer, case.tokens) for case in cases]), 0.9)
+def staleness(name: str, case: Example) -> Tensor:
+    return log_ratio(METHODS[name], case.trainer, case.tokens).abs()
 
 
 def loss_and_gradient(
-    name: str, case: Example, settings: ObjectiveSettings = PLAIN, quantile: Tensor | None = None
+    name: str, case: Example, settings: ObjectiveSettings = PLAIN, statistics: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     trainer = case.trainer.clone().requires_grad_()
-    quantile = quantile_of(name, [case]) if quantile is None else quantile
-    loss, _ = objective(METHODS[name], settings, trainer, case.entropy, case.tokens, quantile)
+    of = recipe(name, settings)
+    loss, _ = objective(of, trainer, case.entropy, case.tokens, statistics or statistics_of(of, [case]))
     loss.backward()
+    assert trainer.grad is not None
     return loss.detach(), trainer.grad
 
 
@@ -59,48 +67,47 @@ def part(case: Example, positions: list[int], responses: list[int]) -> Example:
     "groups", [[[*range(16)]], [[4], [15, 2, 6], [*range(7, 15), 0, 1, 3, 5]], [[b] for b in range(16)]], ids=["order", "3", "16"]
 )
 def test_micro_batches_and_token_order_change_nothing(name: str, groups: list[list[int]]) -> None:
-    case, settings = example(3), objective_settings()
+    case, of = example(3), recipe(name)
     trainer = case.trainer.clone().requires_grad_()
-    quantile = quantile_of(name, [case])
-    loss, terms = objective(METHODS[name], settings, trainer, case.entropy, case.tokens, quantile)
+    statistics = statistics_of(of, [case])
+    loss, terms = objective(of, trainer, case.entropy, case.tokens, statistics)
     loss.backward()
     generator, owned = torch.Generator().manual_seed(1), members(case.tokens)
     order = [[i for b in responses for i in owned[b]] for responses in groups]
     order = [[positions[j] for j in torch.randperm(len(positions), generator=generator)] for positions in order]
     parts = [part(case, positions, responses) for positions, responses in zip(order, groups, strict=True)]
-    split_quantile = quantile_of(name, parts)
-    assert quantile is None or abs(split_quantile - quantile) < 1e-15
+    of_parts = statistics_of(of, parts)
+    assert all(abs(of_parts[part] - value) < 1e-15 for part, value in statistics.items())
     total, gradient, all_terms = 0.0, torch.zeros_like(case.trainer), []
     for micro, positions in zip(parts, order, strict=True):
         leaf = micro.trainer.clone().requires_grad_()
-        share, micro_terms = objective(METHODS[name], settings, leaf, micro.entropy, micro.tokens, split_quantile)
+        share, micro_terms = objective(of, leaf, micro.entropy, micro.tokens, of_parts)
         share.backward()
         total += share.item()
         gradient[positions] = leaf.grad
         all_terms.append(micro_terms)
     assert total == pytest.approx(loss.item(), abs=1e-10)
     torch.testing.assert_close(gradient, trainer.grad, rtol=0, atol=1e-10)
-    expected = step_diagnostics([terms], settings)
-    assert step_diagnostics(all_terms, settings) == pytest.approx(expected, abs=1e-10, nan_ok=True)
+    expected = step_diagnostics([terms], of)
+    assert step_diagnostics(all_terms, of) == pytest.approx(expected, abs=1e-10, nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sat", ["sat-grpo", "sat-gspo", "sat-grpo-r3", "sat-gspo-r3"])
 def test_sat_without_a_contraction_is_its_base_recipe_bit_for_bit(sat: str, dtype: torch.dtype) -> None:
     case = example(4, dtype=dtype)
-    largest = staleness(METHODS[sat], case.trainer, case.tokens).max()
+    largest = staleness(sat, case).max()
     for eps in (0.2, 0.1, 0.03, 0.28):
-        settings = objective_settings(eps_low=eps, eps_high=eps)
+        settings = objective_settings(ppo={"eps_low": eps, "eps_high": eps})
         base = loss_and_gradient(sat.removeprefix("sat-"), case, settings)
         for quantile in (largest, torch.zeros((), dtype=dtype)):
-            loss, gradient = loss_and_gradient(sat, case, settings, quantile)
+            loss, gradient = loss_and_gradient(sat, case, settings, {"sat": quantile})
             assert torch.equal(loss, base[0]) and torch.equal(gradient, base[1])
 
 
 def test_sat_changes_the_gradient_of_gated_tokens_alone() -> None:
     case = first_update(example(2, spread=0.05))
-    q = quantile_of("sat-grpo", [case])
-    gated = staleness(METHODS["sat-grpo"], case.trainer, case.tokens) > q
+    gated = staleness("sat-grpo", case) > statistics_of(recipe("sat-grpo"), [case])["sat"]
     change = loss_and_gradient("sat-grpo", case)[1] != loss_and_gradient("grpo", case)[1]
     assert change.any() and not (change & ~gated).any()
     assert gated.double().mean() <= 0.1
@@ -121,7 +128,7 @@ def test_a_second_optimizer_step_tells_the_uncorrected_granularities_apart() -> 
 def test_gspo_is_the_published_gradient() -> None:
     """(1/B) sum of A_b rho_b mean over t of grad log pi, where the clip does not bind (arXiv 2507.18071, Eq. 10)."""
     case = first_update(example(7))
-    wide = objective_settings(eps_low=0.99, eps_high=50.0, reference_kl_coefficient=0.0, entropy_coefficient=0.0)
+    wide = objective_settings(ppo={"eps_low": 0.99, "eps_high": 50.0}, reference_kl_coefficient=0.0, entropy_coefficient=0.0)
     gradient = loss_and_gradient("gspo", case, wide)[1]
     for positions in members(case.tokens):
         d = case.trainer[positions] - case.tokens.rollout_logprobs[positions]
@@ -141,10 +148,10 @@ def test_tis_with_the_sequence_ratio_scales_a_response_by_its_mean_weight() -> N
 def test_tokens_that_dppo_masks_stay_in_the_denominator() -> None:
     case = first_update(example(9))
     loose, tight = (
-        objective_settings(dppo_delta=delta, reference_kl_coefficient=0.0, entropy_coefficient=0.0) for delta in (1.0, 1e-3)
+        objective_settings(dppo={"delta": delta}, reference_kl_coefficient=0.0, entropy_coefficient=0.0) for delta in (1.0, 1e-3)
     )
     assert torch.equal(loss_and_gradient("dppo", case, loose)[1], loss_and_gradient("grpo", case)[1])
-    masked = objective(METHODS["dppo"], tight, case.trainer, None, case.tokens)[1].dppo_masked
+    masked = objective(recipe("dppo", tight), case.trainer, None, case.tokens)[1].parts["dppo"]["masked"]
     kept = loss_and_gradient("grpo", case)[1] * ~masked
     assert masked.any() and torch.equal(loss_and_gradient("dppo", case, tight)[1], kept)
 
@@ -167,8 +174,9 @@ def test_extreme_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
         extreme = Example(trainer, case.entropy, dataclasses.replace(case.tokens, proximal_logprobs=proximal))
         loss, gradient = loss_and_gradient(name, extreme, objective_settings())
         assert torch.isfinite(loss) and torch.isfinite(gradient).all()
-        terms = objective(METHODS[name], PLAIN, trainer, case.entropy, extreme.tokens, quantile_of(name, [extreme]))[1]
-        values = step_diagnostics([terms], PLAIN)
+        of = recipe(name, PLAIN)
+        terms = objective(of, trainer, case.entropy, extreme.tokens, statistics_of(of, [extreme]))[1]
+        values = step_diagnostics([terms], of)
         assert all(math.isfinite(value) or math.isnan(value) for value in values.values())
         assert values["abs_d_max"] == pytest.approx(1e4, rel=1e-4)
 
@@ -176,15 +184,13 @@ def test_extreme_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_nan_in_any_logprob_that_a_method_reads_is_refused(name: str) -> None:
     case = example(12)
-    reads = {"rollout_logprobs", "reference_logprobs"} | (
-        {"proximal_logprobs"} if METHODS[name].denominator == "proximal" else set()
-    )
+    reads = {"rollout_logprobs", "reference_logprobs"} | {f"{denominator}_logprobs" for denominator in METHODS[name].reads}
     for field in reads:
         values = getattr(case.tokens, field).clone()
         values[5] = math.nan
         with pytest.raises(NotANumberError, match=f"NaN for 1 of {sum(LENGTHS)} tokens, first at token 5"):
             tokens = dataclasses.replace(case.tokens, **{field: values})
-            objective(METHODS[name], PLAIN, case.trainer, None, tokens, torch.tensor(0.1))
+            objective(recipe(name, PLAIN), case.trainer, None, tokens, dict.fromkeys(("sat", "m2po"), torch.tensor(0.1)))
     trainer = case.trainer.clone()
     trainer[5] = math.nan
     with pytest.raises(NotANumberError, match="trainer_logprobs is NaN"):
@@ -193,12 +199,13 @@ def test_nan_in_any_logprob_that_a_method_reads_is_refused(name: str) -> None:
 
 def test_missing_inputs_are_refused_with_a_remedy() -> None:
     case = first_update(example(13), rollout_weights_logprobs=None)
-    with pytest.raises(ValueError, match="SAT-GRPO needs SAT's quantile"):
-        objective(METHODS["sat-grpo"], PLAIN, case.trainer, None, case.tokens)
+    with pytest.raises(ValueError, match="part sat reads a statistic of the step that was not taken"):
+        objective(recipe("sat-grpo", PLAIN), case.trainer, None, case.tokens)
     with pytest.raises(ValueError, match="needs rollout_weights_logprobs"):
-        objective(dataclasses.replace(METHODS["grpo"], denominator="rollout_weights"), PLAIN, case.trainer, None, case.tokens)
+        other = dataclasses.replace(METHODS["grpo"], denominator="rollout_weights")
+        objective(recipe(other, PLAIN), case.trainer, None, case.tokens)
     with pytest.raises(ValueError, match="no entropy was given"):
-        objective(METHODS["grpo"], objective_settings(), case.trainer, None, case.tokens)
+        objective(recipe("grpo"), case.trainer, None, case.tokens)
     with pytest.raises(ValueError, match=r"weights has shape \[3\]"):
         dataclasses.replace(case.tokens, weights=case.tokens.weights[:3])
     with pytest.raises(ValueError, match="must be int64"):
@@ -216,16 +223,17 @@ def step_of(d: list[float], name: str, quantile: float | None = None) -> dict[st
         num_responses=2,
         weights=torch.full((count,), 1.0 / count, dtype=torch.float64),
     )
-    q = None if quantile is None else torch.tensor(quantile, dtype=torch.float64)
+    statistics = {} if quantile is None else {"sat": torch.tensor(quantile, dtype=torch.float64)}
     trainer = tokens.rollout_logprobs + size
-    return step_diagnostics([objective(METHODS[name], PLAIN, trainer, torch.full_like(size, 0.7), tokens, q)[1]], PLAIN)
+    of = recipe(name, PLAIN)
+    return step_diagnostics([objective(of, trainer, torch.full_like(size, 0.7), tokens, statistics)[1]], of)
 
 
 def test_diagnostics_of_a_small_step() -> None:
     d = [0.3, 0.0, -0.1, -0.4, 0.1]
     values = step_of(d, "grpo")
     w = [math.exp(x) for x in d]
-    assert set(values) == set(DIAGNOSTICS)
+    assert set(values) == {column.name for column in columns_of(recipe("grpo"))}
     assert (
         values["mismatch"] == pytest.approx(0.18)
         and values["k1"] == pytest.approx(0.02)
@@ -239,7 +247,7 @@ def test_diagnostics_of_a_small_step() -> None:
     assert [values[f"abs_d_p{p}"] for p in (50, 90, 99)] == pytest.approx([0.1, 0.4, 0.4])
     assert values["policy_loss"] == pytest.approx(-(1.2 + 1.0 + math.exp(-0.1) - 0.8 - math.exp(0.1)) / 5)
     assert values["entropy"] == pytest.approx(0.7)
-    assert all(math.isnan(values[key]) for key in DIAGNOSTICS if key.startswith(("sat_", "tis_", "mask_", "reference_")))
+    assert math.isnan(values["reference_kl"]) and not any(key.startswith(("sat_", "tis_", "mask_")) for key in values)
 
 
 def test_diagnostics_of_the_clip_rules_and_the_correction() -> None:
@@ -274,5 +282,5 @@ def test_sat_clips_all_that_fixed_limits_do_and_what_is_new(quantile: float) -> 
 
 
 def test_a_step_without_tokens_is_recorded_as_nan() -> None:
-    values = step_diagnostics([], PLAIN)
-    assert set(values) == set(DIAGNOSTICS) and all(math.isnan(value) for value in values.values())
+    values = step_diagnostics([], recipe("sat-gspo-r3"))
+    assert set(values) == {column.name for column in columns_of(recipe("sat-gspo-r3"))} and all(math.isnan(value) for value in values.values())

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from pipeline.objective.corrections import truncated_importance_weights
+from pipeline.objective.parts.tis import Tis, TisSettings
 from pipeline.objective.ratios import NotANumberError, at_granularity, response_means, token_log_ratio
 from pipeline.objective.reference_kl import reference_k3
+from pipeline.objective.terms import Scores, Tokens
 
 
 def double(*values: float) -> torch.Tensor:
@@ -74,10 +75,22 @@ def test_sequence_k3_is_that_of_the_mean_difference() -> None:
     torch.testing.assert_close(trainer.grad, double(1 - math.exp(0.4), 1 - math.exp(0.4), 1 - math.e), rtol=0, atol=1e-15)
 
 
-def test_importance_weights_are_pinned_truncated_strictly_above_the_cap_and_detached() -> None:
-    proximal = double(math.log(1.5), math.log(0.25), math.log(2.5), 1e4, 0.0).requires_grad_()
-    weight, truncated = truncated_importance_weights(proximal, double(0.0, 0.0, 0.0, 0.0, 0.0), 2.0)
+def truncated(proximal: torch.Tensor, cap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of TIS and which of them are cut off, where every rollout log-prob is 0."""
+    zeros, count = torch.zeros_like(proximal), len(proximal)
+    tokens = Tokens(zeros, zeros, torch.zeros(count, dtype=torch.int64), 1, zeros, proximal_logprobs=proximal)
+    factor = Tis(TisSettings(cap=cap)).factor(Scores(tokens, zeros, zeros))
+    return factor.value, factor.terms["truncated"]
+
+
+def test_importance_weights_are_pinned_and_truncated_strictly_above_the_cap() -> None:
+    weight, cut = truncated(double(math.log(1.5), math.log(0.25), math.log(2.5), 1e4, 0.0), 2.0)
     torch.testing.assert_close(weight, double(1.5, 0.25, 2.0, 2.0, 1.0), rtol=0, atol=1e-15)
-    assert truncated.tolist() == [False, False, True, True, False]
-    assert not weight.requires_grad
-    assert not truncated_importance_weights(double(0.0), double(0.0), 1.0)[1].any()
+    assert cut.tolist() == [False, False, True, True, False]
+    assert not truncated(double(0.0), 1.0)[1].any()
+
+
+def test_the_proximal_policy_is_the_trainers_own_without_gradient_where_none_is_given() -> None:
+    tokens = Tokens(double(-1.0), double(1.0), torch.tensor([0]), 1, double(1.0))
+    scores = Scores(tokens, double(-0.5).requires_grad_(), double(0.5))
+    assert scores.proximal_log_ratio().tolist() == [0.5] and not scores.proximal_log_ratio().requires_grad

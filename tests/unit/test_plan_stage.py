@@ -20,7 +20,7 @@ from pipeline.planning.plan import PlanOptions, plan_stage
 from pipeline.planning.show import lags_text
 from pipeline.planning.workload import passes_of, workload_of
 from pipeline.rollout.schedule import Schedule
-from pipeline.sections import SettingsError
+from pipeline.section import SettingsError
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from pipeline.config import load_settings
 from pipeline.policy.chat import read_chat_template, read_stop_tokens
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
-from pipeline.sections import SettingsError
+from pipeline.section import SettingsError
 
 TEMPLATE = (
     "{%- for message in messages %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"

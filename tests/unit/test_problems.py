@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from pipeline.problems.arithmetic import KINDS, MIX, response_text, sample, sample_kind
 from pipeline.problems.prepare import prepare, read_problems
-from pipeline.sections import ProblemSettings, SettingsError
+from pipeline.section import SettingsError
+from pipeline.sections import ProblemSettings
 
 SETTINGS = ProblemSettings(kind="arithmetic", seed=17, train_count=2048, evaluation_count=30, scoring_count=120)
 

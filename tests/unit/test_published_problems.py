@@ -30,7 +30,8 @@ from pipeline.problems.duplicates import near_duplicates
 from pipeline.problems.prepare import as_lines, prepare, read_problems
 from pipeline.problems.sources import normalise_answer, read_source
 from pipeline.problems.template import INSTRUCTIONS, instruct, strip_templates
-from pipeline.sections import PublishedProblemSettings, SettingsError, SourceSettings
+from pipeline.section import SettingsError
+from pipeline.sections import PublishedProblemSettings, SourceSettings
 
 AIME = read_aime24(None).problems
 
