@@ -27,9 +27,8 @@ from safetensors.torch import save_file
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
 from pipeline.launch.hosts import free_port
-from pipeline.objective.loss import Tokens, objective
-from pipeline.objective.methods import METHODS
-from pipeline.objective.trust_region import staleness_quantile
+from pipeline.objective.loss import detached_scores, objective, statistics_of
+from pipeline.objective.terms import Tokens
 from pipeline.policy.checkpoint import hf_shapes, load_hf_state
 from pipeline.policy.model import Policy, RouterTrace
 from pipeline.records import Response, RolloutBatch, Sample
@@ -145,7 +144,7 @@ def training(sizes: Sizes, base: Path, groups: layout.Groups, method: str, chunk
 
 def loss_ratio(sizes: Sizes, device: torch.device) -> float:
     """Seconds of SAT's loss with its quantile over those of the fixed clip, forward and backward."""
-    settings = cell(sizes, device, "sat-grpo").objective
+    recipes = {name: cell(sizes, device, name).recipe() for name in ("grpo", "sat-grpo")}
     generator = torch.Generator().manual_seed(0)
     count, per_response = sizes.loss_tokens, 1024
     rollout = -torch.rand(count, generator=generator)
@@ -155,10 +154,9 @@ def loss_ratio(sizes: Sizes, device: torch.device) -> float:
     tokens = Tokens(rollout.to(device), ones, index, int(index[-1]) + 1, ones / count, None, None, rollout.to(device))
 
     def run(name: str) -> None:
-        method, quantile = METHODS[name], None
-        if method.clip_rule == "sat":
-            quantile = staleness_quantile((logprobs - tokens.rollout_logprobs).detach().abs(), 0.9)
-        objective(method, settings, logprobs, torch.zeros_like(logprobs), tokens, quantile)[0].backward()
+        recipe = recipes[name]
+        taken = statistics_of(recipe.step_statistics, [detached_scores(recipe.method, logprobs, tokens)])
+        objective(recipe, logprobs, torch.zeros_like(logprobs), tokens, taken)[0].backward()
 
     return _median_s(lambda: run("sat-grpo"), sizes.repeats, device) / _median_s(lambda: run("grpo"), sizes.repeats, device)
 

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from pipeline.config import load_settings
 from pipeline.objective.aggregate import token_weights
-from pipeline.objective.loss import Tokens, objective, staleness
+from pipeline.objective.loss import detached_scores, objective, statistics_of
 from pipeline.objective.methods import METHODS
-from pipeline.objective.trust_region import staleness_quantile
-from pipeline.sections import ObjectiveSettings
+from pipeline.objective.quantile import staleness_quantile
+from pipeline.objective.recipe import Recipe
+from pipeline.objective.terms import Tokens
 
 
 @dataclass(frozen=True)
@@ -58,41 +59,37 @@ def optimizer_step(responses: int, length: int, micro_batch_tokens: int) -> list
     return batches
 
 
-def textbook_ppo(step: list[MicroBatch], settings: ObjectiveSettings) -> None:
+def textbook_ppo(step: list[MicroBatch], low: float, high: float) -> None:
     for micro in step:
         logprobs, advantages = micro.trainer_logprobs.clone().requires_grad_(), micro.tokens.advantages
         ratio = (logprobs - micro.tokens.rollout_logprobs).exp()
-        clipped = ratio.clamp(1.0 - settings.eps_low, 1.0 + settings.eps_high)
+        clipped = ratio.clamp(low, high)
         loss = -(torch.min(ratio * advantages, clipped * advantages) * micro.tokens.weights).sum()
         loss.backward()
 
 
-def step_quantile(name: str, step: list[MicroBatch], alpha: float) -> Tensor:
-    values = [staleness(METHODS[name], micro.trainer_logprobs, micro.tokens) for micro in step]
-    return staleness_quantile(torch.cat(values), alpha)
+def step_statistics(recipe: Recipe, step: list[MicroBatch]) -> dict[str, Tensor]:
+    scores = [detached_scores(recipe.method, micro.trainer_logprobs, micro.tokens) for micro in step]
+    return statistics_of(recipe.step_statistics, scores)
 
 
-def loss_of(name: str, step: list[MicroBatch], settings: ObjectiveSettings) -> None:
-    method = METHODS[name]
-    assert settings.quantile_alpha is not None
-    quantile = step_quantile(name, step, settings.quantile_alpha) if method.clip_rule == "sat" else None
+def loss_of(recipe: Recipe, step: list[MicroBatch]) -> None:
+    taken = step_statistics(recipe, step) if recipe.step_statistics else {}
     for micro in step:
-        loss, _ = objective(method, settings, micro.trainer_logprobs.clone().requires_grad_(), None, micro.tokens, quantile)
+        loss, _ = objective(recipe, micro.trainer_logprobs.clone().requires_grad_(), None, micro.tokens, taken)
         loss.backward()
 
 
 def measure(step: list[MicroBatch], rounds: int) -> dict[str, list[float]]:
     """Seconds of each row in each round; rounds interleave the rows, so that a slow moment of the machine touches all of them."""
     settings = load_settings().objective
-    sizes = torch.cat([staleness(METHODS["sat-grpo"], micro.trainer_logprobs, micro.tokens) for micro in step])
+    recipes = {name: Recipe.of(METHODS[name], settings) for name in ("grpo", "sat-grpo", "gspo", "sat-gspo")}
+    sizes = torch.cat([(micro.trainer_logprobs - micro.tokens.rollout_logprobs).abs() for micro in step])
     rank = round(0.9 * len(sizes))
     rows: dict[str, Callable[[], object]] = {
-        "PPO (textbook)": lambda: textbook_ppo(step, settings),
-        "GRPO": lambda: loss_of("grpo", step, settings),
-        "SAT-GRPO": lambda: loss_of("sat-grpo", step, settings),
-        "GSPO": lambda: loss_of("gspo", step, settings),
-        "SAT-GSPO": lambda: loss_of("sat-gspo", step, settings),
-        "|log ratio| and quantile": lambda: step_quantile("sat-grpo", step, 0.9),
+        "PPO (textbook)": lambda: textbook_ppo(step, 0.8, 1.2),
+        **{name.upper(): lambda recipe=recipe: loss_of(recipe, step) for name, recipe in recipes.items()},
+        "|log ratio| and quantile": lambda: step_statistics(recipes["sat-grpo"], step),
         "quantile": lambda: staleness_quantile(sizes, 0.9),
         "the same by torch.kthvalue": lambda: sizes.kthvalue(rank),
     }

@@ -346,8 +346,9 @@ def _explain(kind: type[BaseModel], item: Any, source: str) -> str:
 def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """The keys allowed where `location` points, with their path in front."""
     here: Any = kind
-    for part in location[:-1]:
-        field = here.model_fields.get(part) if hasattr(here, "model_fields") else None
-        here = next((kind for kind in get_args(field.annotation) if hasattr(kind, "model_fields")), field.annotation) if field else here
+    for name in location[:-1]:
+        field = here.model_fields.get(name) if hasattr(here, "model_fields") else None
+        kinds = get_args(field.annotation) or (field.annotation,) if field else (here,)
+        here = next((kind for kind in kinds if hasattr(kind, "model_fields")), kinds[0])  # a part's section may be None
     prefix = ".".join(map(str, location[:-1]))
     return [f"{prefix}.{name}" if prefix else name for name in here.model_fields] if hasattr(here, "model_fields") else []

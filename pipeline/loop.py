@@ -34,7 +34,6 @@ from pipeline.rollout.collector import Collector
 from pipeline.rollout.engine import RolloutEngine
 from pipeline.rollout.schedule import Schedule
 from pipeline.trainer.trainer import PolicyTrainer
-from pipeline.trainer.update import Update
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class CellRun:
         with self._timed("train"):
             rows = zip(rollouts.parts(m), self.trainer.train_batch(rollouts, m, generating), strict=True)
             for position, (samples, update) in enumerate(rows):
-                row = update_columns(update)
+                row: dict[str, Any] = update.flat()
                 step = self.trainer.version - 1  # the version that this step trained, of which the lag is measured
                 assert step == rollouts.index * m + position, (step, rollouts.index, position)
                 published = self.state.newest.version
@@ -217,12 +216,6 @@ class CellRun:
         elapsed = time.perf_counter() - started
         self.last_s[activity] = elapsed
         self.state.seconds[activity] = self.state.seconds.get(activity, 0.0) + elapsed
-
-
-def update_columns(update: Update) -> dict[str, Any]:
-    """The columns of a step that its trainer knows."""
-    columns = {"loss": update.loss, "grad_norm": update.grad_norm, "skipped": update.skipped, "finite": update.finite}
-    return {**columns, **update.diagnostics, "train_s": update.train_s}
 
 
 def sample_columns(samples: Sequence[Sample], step: int, group_size: int) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class _CommonObjectiveSettings(Section):
             return None
         section = getattr(self, part.name)
         if section is None:
-            raise ValueError(f"objective.{part.name} is missing, but the method has this part; add it with its defaults to config.yaml")
+            raise ValueError(f"objective.{part.name} is missing, but the method has it; add it with its defaults to config.yaml")
         return section
 
     def for_parts(self, parts: tuple[type[Part], ...]) -> ObjectiveSettings:

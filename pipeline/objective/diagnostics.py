@@ -27,7 +27,8 @@ def columns_of(recipe: Recipe) -> tuple[Column, ...]:
 def step_diagnostics(terms: Sequence[TokenTerms], recipe: Recipe) -> dict[str, float]:
     """The values of `columns_of(recipe)`; NaN where a setting leaves a term out, and NaN throughout for a step without tokens.
 
-    d = log pi - log mu per token, r = the method's ratio, shares and means are over active tokens. Under an exp d is limited to +-20.
+    d = log pi - log mu per token, r = the method's ratio, shares and means are over active tokens. Under an exp d is limited to
+    +-20.
     """
     values = {column.name: math.nan for column in columns_of(recipe)}
     step = StepTerms(terms)

@@ -7,7 +7,7 @@ per-token terms that diagnostics.py turns into a row of steps.parquet. What a me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import mul
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.objective.methods import Method
-from pipeline.objective.part import Contraction, Factor
+from pipeline.objective.part import Contraction, Factor, OneProcess, Statistic
 from pipeline.objective.ratios import at_granularity, token_log_ratio
 from pipeline.objective.recipe import Recipe
 from pipeline.objective.reference_kl import reference_k3
@@ -32,6 +32,11 @@ def detached_scores(method: Method, trainer_logprobs: Tensor, tokens: Tokens) ->
     """What a Statistic's contributions are taken from: nothing has a gradient. Raises NotANumberError on NaN."""
     trainer_logprobs = trainer_logprobs.detach()
     return Scores(tokens, trainer_logprobs, log_ratio(method, trainer_logprobs, tokens))
+
+
+def statistics_of(parts: Iterable[Statistic], scores: Sequence[Scores]) -> dict[str, Tensor]:
+    """What `parts` reduce from these micro-batches, where no other process has any of the same scope."""
+    return {part.name: part.reduce(torch.cat([part.contributions(s) for s in scores]), OneProcess()) for part in parts}
 
 
 def objective(
@@ -92,9 +97,7 @@ def _denominator_log_ratio(method: Method, trainer_logprobs: Tensor, tokens: Tok
     }
     denominator = denominators[method.denominator]
     if denominator is None:
-        raise ValueError(
-            f"{method.label}: ratio_denominator {method.denominator!r} needs {method.denominator}_logprobs in Tokens"
-        )
+        raise ValueError(f"{method.label}: ratio_denominator {method.denominator!r} needs {method.denominator}_logprobs in Tokens")
     return token_log_ratio(trainer_logprobs, denominator, f"trainer_logprobs - {method.denominator}_logprobs")
 
 

@@ -1,7 +1,7 @@
 """The rows of Table 1, the uncorrected baselines and further methods, as data: a method is a list of parts.
 
-A method names the granularity of its ratio, the log-probs in the ratio's denominator, its parts, and whether the trainer replays the
-rollout engine's experts (R3). Nothing here imports torch, so that the configuration, the DAG and the tables can read it.
+A method names the granularity of its ratio, the log-probs in the ratio's denominator, its parts, and whether the trainer replays
+the rollout engine's experts (R3). Nothing here imports torch, so that the configuration, the DAG and the tables can read it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Method:
         return replace(self, parts=tuple(kept for kept in self.parts if kept is not part))
 
     def check(self, steps_per_rollout: int) -> None:
-        """Raise ValueError, with the remedy, where a part cannot work in this method with so many optimizer steps a rollout batch."""
+        """Raise ValueError, with the remedy, where a part cannot work in this method with so many steps a rollout."""
         for part in self.parts:
             part.check(self, steps_per_rollout)
 

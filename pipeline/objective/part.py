@@ -1,7 +1,7 @@
 """What a method is made of. A part is one thing that a loss does to a token or that a method asks of an optimizer step.
 
-A method lists part classes (methods.py); a cell has them with its settings (recipe.py); the loss body, the diagnostics, the trainers,
-the configuration and the plan ask the parts and know none by name. A part is one or several of
+A method lists part classes (methods.py); a cell has them with its settings (recipe.py); the loss body, the diagnostics, the
+trainers, the configuration and the plan ask the parts and know none by name. A part is one or several of
 
     Surrogate     the gain of a token from its ratio and its advantage: every method has exactly one
     Contraction   a factor on the distance of the surrogate's clip limits from 1
@@ -50,6 +50,7 @@ class Part(ABC):
     @classmethod
     def check(cls, method: Method, steps_per_rollout: int) -> None:
         """Raise ValueError, with the remedy, where this part cannot work in `method` under such a schedule."""
+        return
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:
         """The values of `columns` for an optimizer step that has tokens. surrogate: the method's."""
@@ -102,6 +103,15 @@ class Processes(Protocol):
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over the processes."""
         ...
+
+
+class OneProcess:
+    """Processes of a trainer that works alone."""
+
+    alone = True
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
 
 
 class Statistic(Part):

@@ -7,7 +7,7 @@ from pipeline.objective.methods import all_parts
 
 COMMON = (
     Column("policy_loss", "1", "the loss without reference KL and entropy bonus, summed with the loss's weights"),
-    Column("reference_kl", "nats", "k3 estimate of the KL to the base policy, summed with the loss's weights, without its coefficient"),
+    Column("reference_kl", "nats", "k3 estimate of the KL to the base policy, summed with the loss's weights, no coefficient"),
     Column("entropy", "nats", "entropy of the policy, summed with the loss's weights, without its coefficient"),
     Column("mismatch", "nats", "mean |d| with d = log pi - log mu of a token, before the update (Eq. 52)"),
     Column("mismatch_response_mean", "nats", "mean over responses of their mean |d|"),

@@ -1,4 +1,4 @@
-"""What one optimizer step computes and in which order, for every trainer: constants -> statistics -> loss -> control -> clip -> Adam.
+"""One optimizer step, in order, for every trainer: constants -> statistics -> loss -> control -> clip -> Adam.
 
 A StepEngine runs passes over micro-batches and owns gradients and weights; which passes a method needs, what the loss is, when a
 step is skipped and what its row says is decided here, once, by asking the parts of the method. A step: (reference and, where the
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.config import CellSettings
 from pipeline.objective.diagnostics import step_diagnostics
-from pipeline.objective.loss import detached_scores, objective
+from pipeline.objective.loss import detached_scores, objective, statistics_of
 from pipeline.objective.part import Buffers, Control, Gradient, Processes, Statistic
 from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.recipe import Recipe
@@ -31,15 +31,6 @@ Weights = Literal["policy", "reference", "generating"]
 # Where a denominator's log-probs come from, and whether the pass is made with one optimizer step a rollout batch too: then the
 # proximal policy is the one being trained, and the loss takes its own log-probs, detached.
 _PASSES: dict[str, tuple[Weights, bool]] = {"proximal": ("policy", False), "rollout_weights": ("generating", True)}
-
-
-class OneProcess:
-    """Processes of a trainer that works alone."""
-
-    alone = True
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
 
 
 class StepLoss:
@@ -70,8 +61,7 @@ class StepLoss:
         own = [part for part in self.recipe.having(Statistic) if part.name not in self.statistics]
         if not own:
             return self.statistics
-        scores = detached_scores(self.recipe.method, logprobs, micro.tokens)
-        return {**self.statistics, **{part.name: part.reduce(part.contributions(scores), OneProcess()) for part in own}}
+        return {**self.statistics, **statistics_of(own, [detached_scores(self.recipe.method, logprobs, micro.tokens)])}
 
 
 @dataclass(frozen=True)
@@ -195,9 +185,7 @@ def _update(
     return Update(totals.loss, grad_norm, finite=values is not None, skipped=skipped, diagnostics=diagnostics)
 
 
-def _step_statistics(
-    engine: StepEngine, recipe: Recipe, micros: Sequence[MicroBatch], num_micros: int
-) -> dict[str, Tensor]:
+def _step_statistics(engine: StepEngine, recipe: Recipe, micros: Sequence[MicroBatch], num_micros: int) -> dict[str, Tensor]:
     """The statistics of the whole optimizer step: one more pass where it has several micro-batches, none where it has one."""
     if not recipe.step_statistics or num_micros == 1:
         return {}

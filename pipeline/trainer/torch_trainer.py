@@ -14,12 +14,12 @@ from torch import Tensor
 
 from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
-from pipeline.objective.part import Buffers, Gradient
+from pipeline.objective.part import Buffers, Gradient, OneProcess
 from pipeline.policy.checkpoint import hf_state, load_hf_state
 from pipeline.policy.model import Policy
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
-from pipeline.trainer.step import OneProcess, StepLoss, StepTotals, Weights, optimizer_step, with_constants
+from pipeline.trainer.step import StepLoss, StepTotals, Weights, optimizer_step, with_constants
 from pipeline.trainer.update import Update
 
 _STATE_FILE = "state.safetensors"

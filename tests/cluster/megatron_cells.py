@@ -54,6 +54,11 @@ OTHER = "TP2 EP2"  # the layout whose weights the others load
 _PARITY: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "sat-gspo-r3": ("sat-gspo-r3", {}),
+    # a part of each kind: step-wide selection that is no quantile, a mask on a second ratio, control of the update, another surrogate
+    "m2po": ("m2po", {"objective": {"m2po": {"budget": 0.5, "least_eps_low": 0.05, "least_eps_high": 0.05}}}),
+    "icepop": ("icepop", {"objective": {"icepop": {"low": 0.7, "high": 1.6}}}),
+    "gac": ("gac", {"objective": {"gac": {"cosine_low": -0.5}}}),
+    "cispo": ("cispo", {"objective": {"cispo": {"eps_high": 0.5}}}),
     "grpo-tis-r3": ("grpo-tis-r3", {"objective": {"aggregation": "token_mean", "entropy_coefficient": 0.0}}),
 }
 # the rollout batches of a case: (index, optimizer steps)
@@ -66,18 +71,22 @@ CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     | {
         "generating": ("dppo", {"objective": {"ratio_denominator": "rollout_weights"}}),
         "one micro-batch": ("sat-gspo-r3", {"trainer": {"micro_batch_tokens": 100_000}}),
-        "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
+        "quantile per micro-batch": ("sat-grpo", {"objective": {"sat": {"quantile_scope": "microbatch"}}}),
         **{f"temperature {value}": ("grpo-r3", {"rollout": {"temperature": value}}) for value in TEMPERATURES},
     },
     "PP2": _PARITY | {"dense layer": ("grpo-r3", {"model": {"num_layers": 4, "dense_layers": [0]}})},
     "DP2 distributed optimizer": _PARITY
     | {
-        "quantile per micro-batch": ("sat-grpo", {"objective": {"quantile_scope": "microbatch"}}),
+        "quantile per micro-batch": ("sat-grpo", {"objective": {"sat": {"quantile_scope": "microbatch"}}}),
         "bfloat16": ("sat-gspo-r3", {"megatron": {"dtype": "bfloat16"}}),
     },
     "DP2": _PARITY | {"several steps": ("grpo-tis-r3", {})},
-    "TP2 ETP2": {"sat-gspo-r3": ("sat-gspo-r3", {})},
-    "TP4 EP4": {"sat-gspo-r3": ("sat-gspo-r3", {"model": {"num_key_value_heads": 4}})},
+    "TP2 ETP2": {name: _PARITY[name] for name in ("sat-gspo-r3", "gac", "m2po")},
+    "TP4 EP4": {
+        name: (method, changes | {"model": {"num_key_value_heads": 4}})
+        for name, (method, changes) in _PARITY.items()
+        if name in ("sat-gspo-r3", "gac", "m2po")
+    },
 }
 _ALONE = {"tensor_parallel": 1, "expert_parallel": 1, "pipeline_parallel": 1, "distributed_optimizer": True, "recompute": False}
 

@@ -52,7 +52,7 @@ def trainer_of(settings: CellSettings, folder: Path, groups: layout.Groups) -> R
 def train(trainer: RankTrainer, folder: Path, rollouts: RolloutBatch, num_steps: int = 1) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     generating = Generating(0, str(base_folder(folder.parent, trainer.settings)))
-    trainer.train(rollouts, num_steps, generating, rows.append)
+    trainer.train(rollouts, num_steps, generating, lambda update: rows.append(update.flat()))
     return rows
 
 

@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def step(trainer: MegatronTrainer, settings: CellSettings, index: int) -> dict[str, Any]:
-    (row,) = trainer.train_batch(batch(settings, index), 1, PublishedWeights(0, {}))
+    (row,) = (update.flat() for update in trainer.train_batch(batch(settings, index), 1, PublishedWeights(0, {})))
     return {name: value for name, value in row.items() if name != "train_s"}
 
 

@@ -20,7 +20,6 @@ import torch
 
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
-from pipeline.loop import update_columns
 from pipeline.objective.methods import METHODS
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
@@ -63,8 +62,7 @@ def rows(name: str, form: Form) -> list[dict[str, float]]:
     for index in range(STEPS // form.steps_per_batch):
         generating = trainer.publish()
         for update in trainer.train_batch(_batch(settings, index), form.steps_per_batch, generating):
-            row = update_columns(update)
-            found.append({column: float(value) for column, value in row.items() if column != "train_s"})
+            found.append({column: float(value) for column, value in update.flat().items() if column != "train_s"})
     return found
 
 

@@ -22,8 +22,8 @@ from pipeline.grading.grade import Grade
 from pipeline.launch.engines import rollout_engine
 from pipeline.launch.stop import PlannedStop, Stop
 from pipeline.loop import CellInputs, CellRun
-from pipeline.objective.diagnostics import DIAGNOSTICS
 from pipeline.objective.methods import METHODS
+from pipeline.objective.step_columns import COMMON
 from pipeline.records import Problem, Request, Response, RolloutBatch
 from pipeline.rollout.collector import Collector, ProblemStream
 from pipeline.rollout.engine import Generation, SamplingSettings
@@ -246,7 +246,8 @@ def test_micro_batches_do_not_change_a_step(method, lag, inputs):
         settings = cell(method, lag, trainer={"steps": 8, "checkpoint_interval": 9, "micro_batch_tokens": tokens})
         trainer = TorchTrainer(settings, published(settings.model).weights, dtype=torch.float64)
         steps = settings.schedule.optimizer_steps_per_rollout
-        rows = list(trainer.train_batch(rollouts(settings, inputs), steps, published(settings.model, 0, seed=3)))
+        updates = trainer.train_batch(rollouts(settings, inputs), steps, published(settings.model, 0, seed=3))
+        rows = [update.flat() for update in updates]
         outcomes.append((rows, trainer.publish().weights))
     for rows, weights in outcomes[1:]:
         for row, expected in zip(rows, outcomes[0][0], strict=True):
@@ -261,7 +262,7 @@ def test_a_step_with_equal_rewards_moves_nothing_but_the_kl(inputs):
     batch = rollouts(settings, inputs)
     batch = dataclasses.replace(batch, samples=tuple(dataclasses.replace(s, reward=1.0, advantage=0.0) for s in batch.samples))
     trainer = TorchTrainer(settings, published(settings.model).weights)
-    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    (row,) = (update.flat() for update in trainer.train_batch(batch, 1, published(settings.model)))
     assert row["grad_norm"] == 0.0 and row["policy_loss"] == 0.0 and row["finite"] and row["mismatch"] > 0.0
 
 
@@ -277,13 +278,13 @@ def test_a_step_that_is_not_finite_is_recorded_and_skipped(inputs):
         ),
     )
     before = trainer.publish().weights
-    (row,) = trainer.train_batch(broken, 1, published(settings.model))
+    (row,) = (update.flat() for update in trainer.train_batch(broken, 1, published(settings.model)))
     assert row["skipped"] and not row["finite"] and trainer.version == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.publish().weights.items())
-    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    (row,) = (update.flat() for update in trainer.train_batch(batch, 1, published(settings.model)))
     assert row["finite"] and trainer.version == 2
     trainer._policy.head.data[0, 0] = float("nan")
-    (row,) = trainer.train_batch(batch, 1, published(settings.model))
+    (row,) = (update.flat() for update in trainer.train_batch(batch, 1, published(settings.model)))
     assert row["skipped"] and np.isnan(row["mismatch"])
 
 
@@ -297,8 +298,8 @@ def test_not_a_number_from_the_engine_or_the_weights_skips_the_step(method, toke
     response = dataclasses.replace(first.response, rollout_logprobs=broken_logprobs)
     broken = dataclasses.replace(batch, samples=(dataclasses.replace(first, response=response), *batch.samples[1:]))
     trainer = TorchTrainer(settings, published(settings.model).weights)
-    (row,) = trainer.train_batch(broken, 1, published(settings.model))
-    assert row["skipped"] and np.isnan(row["mismatch"]) and set(DIAGNOSTICS) <= set(row)
+    (row,) = (update.flat() for update in trainer.train_batch(broken, 1, published(settings.model)))
+    assert row["skipped"] and np.isnan(row["mismatch"]) and {column.name for column in COMMON} <= set(row)
     trainer.save(tmp_path)  # Adam has taken no step yet; the run must go on after a restore all the same
     restored = TorchTrainer(settings, published(settings.model).weights)
     restored.restore(tmp_path)

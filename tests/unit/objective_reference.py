@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pipeline.config import _merge, load_settings
+from pipeline.objective import loss
 from pipeline.objective.aggregate import token_weights
-from pipeline.objective.loss import detached_scores
 from pipeline.objective.methods import METHODS, Method
 from pipeline.objective.part import Statistic
 from pipeline.objective.parts.dppo import Dppo
@@ -27,7 +27,6 @@ from pipeline.objective.parts.tis import Tis
 from pipeline.objective.recipe import Recipe
 from pipeline.objective.terms import Tokens
 from pipeline.sections import ObjectiveSettings
-from pipeline.trainer.step import OneProcess
 
 LENGTHS = [5, 1, 23, 8, 12, 2, 17, 6, 9, 3, 14, 1, 4, 20, 7, 11]
 RESPONSES = len(LENGTHS)
@@ -52,10 +51,7 @@ def recipe(method: str | Method, settings: ObjectiveSettings | None = None) -> R
 
 def statistics_of(of: Recipe, cases: Sequence[Example]) -> dict[str, Tensor]:
     """What the parts of a method reduce, over the tokens of all cases together, as the optimizer step takes them."""
-    scores = [detached_scores(of.method, case.trainer, case.tokens) for case in cases]
-    return {
-        part.name: part.reduce(torch.cat([part.contributions(s) for s in scores]), OneProcess()) for part in of.having(Statistic)
-    }
+    return loss.statistics_of(of.having(Statistic), [loss.detached_scores(of.method, case.trainer, case.tokens) for case in cases])
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ def reference_objective(method: Method, settings: ObjectiveSettings, case: Examp
     tokens, trainer = case.tokens, case.trainer.tolist()
     log_ratios = reference_log_ratios(method, trainer, tokens)
     quantile = reference_quantile(log_ratios, settings.sat.quantile_alpha) if method.has(Sat) else 0.0
-    loss, log_ratio_slope, x_slope = 0.0, [0.0] * len(trainer), [0.0] * len(trainer)
+    total, log_ratio_slope, x_slope = 0.0, [0.0] * len(trainer), [0.0] * len(trainer)
     x = _spread_means(
         [a - b for a, b in zip(tokens.reference_logprobs.tolist(), trainer, strict=True)], settings.reference_kl_granularity, tokens
     )
@@ -142,12 +138,12 @@ def reference_objective(method: Method, settings: ObjectiveSettings, case: Examp
         k3 = math.exp(x[i]) - x[i] - 1.0
         k3_slope = settings.reference_kl_coefficient * (math.exp(x[i]) - 1.0) if k3 < 10.0 else 0.0
         penalty = settings.reference_kl_coefficient * min(k3, 10.0) - settings.entropy_coefficient * float(case.entropy[i])
-        loss += weight * (penalty - surrogate)
+        total += weight * (penalty - surrogate)
         log_ratio_slope[i] = -weight * slope
         x_slope[i] = weight * k3_slope
     ratio_gradient = _through_means(log_ratio_slope, method.granularity, tokens)
     kl_gradient = _through_means(x_slope, settings.reference_kl_granularity, tokens)
-    return loss, [a - b for a, b in zip(ratio_gradient, kl_gradient, strict=True)]
+    return total, [a - b for a, b in zip(ratio_gradient, kl_gradient, strict=True)]
 
 
 def _surrogate(

@@ -208,7 +208,9 @@ def test_a_variant_is_its_method_with_one_setting_changed():
     settings = load_settings(overrides={"ablations": True})
     plain, changed = (settings.cell(Cell(name, "8", 0)) for name in ("sat-grpo", "sat-grpo+eps_high_0.28"))
     assert changed.objective.ppo.eps_high == 0.28
-    back = changed.model_copy(update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"ppo": plain.objective.ppo})})
+    back = changed.model_copy(
+        update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"ppo": plain.objective.ppo})}
+    )
     assert back == plain and fingerprint(plain) == fingerprint(load_settings().cell(Cell("sat-grpo", "8", 0)))
     assert changed.resolved_method().label == "SAT-GRPO, eps high 0.28"
     weights = settings.cell(Cell("gspo+ratio_denominator_rollout_weights", "8", 0)).resolved_method()
@@ -224,7 +226,9 @@ def test_every_ablation_of_the_paper_s_open_settings_is_there():
     assert {c.objective.dppo.delta for c in read if c.objective.dppo} == {1e-3, 0.15}
     assert {c.objective.tis.cap for c in read if c.objective.tis} == {2.0, 5.0}
     assert {c.rollout.temperature for c in read} == {0.95, 1.0} and {c.objective.ppo.eps_high for c in read} == {0.2, 0.28}
-    assert {c.objective.sat.quantile_scope for c in read if c.objective.sat} == {"batch", "microbatch"} and {c.lag for c in read} >= {"8", "8-15"}
+    assert {c.objective.sat.quantile_scope for c in read if c.objective.sat} == {"batch", "microbatch"} and {
+        c.lag for c in read
+    } >= {"8", "8-15"}
     allowing = {cell.method.partition("+")[0] for cell in variants if "rollout_weights" in cell.method}
     assert allowing == {name for name in TABLE_1 if "tis" not in name}
 

@@ -90,13 +90,19 @@ def test_an_operational_setting_reaches_a_cell_whose_settings_file_stays(tmp_pat
         return Path(write_cell_settings(settings, layout, CELL)), Path(stage["present"])
 
     longer = {"servers": {"stall_timeout_s": 5000}, "trainer": {"checkpoint_interval": 4}, "job": {"cpus": 32}}
-    (file, first), (same, present), (other, third) = written(), written(**longer), written(objective={"sat": {"quantile_alpha": 0.8}})
+    (file, first), (same, present), (other, third) = (
+        written(),
+        written(**longer),
+        written(objective={"sat": {"quantile_alpha": 0.8}}),
+    )
     before = file.stat().st_mtime_ns
     assert file == same != other and first != present and file.stat().st_mtime_ns == before
     cell = read_cell_settings(file, present)
     assert cell.servers is not None and (cell.servers.stall_timeout_s, cell.trainer.checkpoint_interval) == (5000, 4)
     assert read_cell_settings(file, first) == read_cell_settings(file, None) == read_settings(CellSettings, file)
-    with pytest.raises(SettingsError, match=r"computes another cell: objective.sat.quantile_alpha 0.9, now 0.8; run snakemake again"):
+    with pytest.raises(
+        SettingsError, match=r"computes another cell: objective.sat.quantile_alpha 0.9, now 0.8; run snakemake again"
+    ):
         read_cell_settings(file, third)
 
 

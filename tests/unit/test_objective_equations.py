@@ -44,7 +44,10 @@ def loss_and_gradient(method: Method, settings: ObjectiveSettings, case: Example
 def test_loss_and_gradient_follow_the_equations(method: Method, one_step_per_rollout: bool) -> None:
     for seed, spread, aggregation, granularity in ((4, 0.2, "response_mean", "token"), (2, 0.05, "token_mean", "sequence")):
         settings = objective_settings(
-            ppo={"eps_low": 0.15, "eps_high": 0.25}, dppo={"delta": 0.02}, reference_kl_coefficient=0.1, reference_kl_granularity=granularity
+            ppo={"eps_low": 0.15, "eps_high": 0.25},
+            dppo={"delta": 0.02},
+            reference_kl_coefficient=0.1,
+            reference_kl_granularity=granularity,
         )
         case = example(seed, spread, aggregation)
         if one_step_per_rollout:

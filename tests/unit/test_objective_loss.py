@@ -282,5 +282,6 @@ def test_sat_clips_all_that_fixed_limits_do_and_what_is_new(quantile: float) -> 
 
 
 def test_a_step_without_tokens_is_recorded_as_nan() -> None:
-    values = step_diagnostics([], recipe("sat-gspo-r3"))
-    assert set(values) == {column.name for column in columns_of(recipe("sat-gspo-r3"))} and all(math.isnan(value) for value in values.values())
+    of = recipe("sat-gspo-r3")
+    values = step_diagnostics([], of)
+    assert set(values) == {column.name for column in columns_of(of)} and all(math.isnan(value) for value in values.values())

@@ -25,7 +25,7 @@ class GacSettings(Section):
 
 
 class Gac(Control):
-    """g' = g - kappa max(0, (<g, h> - cosine_low |g| |h|) / |h|^2) h, with h the gradient of the step before, as it was accumulated.
+    """g' = g - kappa max(0, (<g, h> - cosine_low |g| |h|) / |h|^2) h, with h the gradient of the step before, as accumulated.
 
     A step whose cosine exceeds cosine_high is skipped (null: none is), and a skipped step leaves h.
     """

@@ -1,4 +1,4 @@
-"""IcePop: tokens whose trainer and engine disagree too much are masked, the others weighted (arXiv 2510.18855; 2607.18722, Eq. 42)."""
+"""IcePop: tokens on which trainer and engine disagree too much are masked, the others weighted (arXiv 2510.18855)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class IcePopSettings(Section):
 
 
 class IcePop(Factor):
-    """k 1{low <= k <= high} with k = proximal / mu per token, equality keeps; without `weighted` the mask alone (Eq. 42)."""
+    """k 1{low <= k <= high} with k = proximal / mu per token, equality keeps; without `weighted` the mask alone (2607.18722, Eq. 42)."""
 
     name = "icepop"
     Settings = IcePopSettings

@@ -44,7 +44,7 @@ class M2po(Clip, Statistic):
 
         budget = self.settings.budget
         beyond = smallest_where(values, lambda count, total: total > budget * count, processes, weights=values.double().square())
-        return beyond.nextafter(beyond.new_zeros(()))  # the largest number below the first value that is too much
+        return beyond * (1.0 - 1e-6)  # below the first value that is too much, by more than exp rounds
 
     def limits(self, statistics: Mapping[str, Tensor]) -> tuple[float, float]:
         threshold = min(float(statistics[self.name]), 20.0)  # log ratios end at 20: beyond it nothing is clipped

@@ -48,7 +48,7 @@ class Sat(Contraction, Statistic):
     settings: SatSettings
     corrects = True
     columns = (
-        Column("sat_quantile", "nats", "q, the quantile of |log ratio| that gates; mean over tokens where micro-batches have their own"),
+        Column("sat_quantile", "nats", "q, the quantile of |log ratio| that gates; a mean where micro-batches have their own"),
         Column("sat_gate_share", "share", "tokens with |log ratio| > q"),
         Column("sat_min_contraction", "1", "smallest contraction c of a token"),
         Column("sat_radius_low", "1", "mean eps_low c-, the distance of the lower limit from 1"),

@@ -2,8 +2,8 @@
 
 A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
 ("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) when an error ends it, and from rank 0
-("update", update), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain says that it
-lives, but its rounds do not grow.
+("update", update), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain says
+that it lives, but its rounds do not grow.
 """
 
 from __future__ import annotations

@@ -185,4 +185,3 @@ class Passes:
 def _finalize(models: list[DistributedDataParallel], _: Tensor | None, **options: Any) -> None:
     """Sum the gradients over ranks; megatron-core would divide them by the number of tokens it is given."""
     finalize_model_grads(models, None, **options)
-

@@ -55,9 +55,7 @@ class RankTrainer:
             self.passes.frozen["reference"] = self.weights.frozen(base)
         self._generating: Generating | None = None
 
-    def train(
-        self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_update: Callable[[Update], None]
-    ) -> None:
+    def train(self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_update: Callable[[Update], None]) -> None:
         started = time.perf_counter()
         if "rollout_weights" in self.recipe.reads:
             self._take_generating(generating)
