@@ -85,8 +85,8 @@ def smallest_where(
     """The smallest of all processes' values v with reached(count, total), of the values up to v: their number, sum of weights.
 
     values: float32 or float64 [N_process], >= 0.  weights [N_process]: 1 throughout if None.  reached: monotone, on float64
-    vectors. Infinity where no value reaches it. Non-negative floats are ordered as their bit patterns are, so the answer is found 16 bits at
-    a time from histograms: two sums over the processes for float32, four for float64.
+    vectors. Infinity where no value reaches it. Non-negative floats are ordered as their bit patterns are, so the answer is found
+    16 bits at a time from histograms: two sums over the processes for float32, four for float64.
     """
     bits = values.abs().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
     weights = torch.ones_like(values, dtype=torch.float64) if weights is None else weights.double()

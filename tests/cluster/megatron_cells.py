@@ -54,7 +54,7 @@ OTHER = "TP2 EP2"  # the layout whose weights the others load
 _PARITY: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "sat-gspo-r3": ("sat-gspo-r3", {}),
-    # a part of each kind: step-wide selection that is no quantile, a mask on a second ratio, control of the update, another surrogate
+    # parts of each other kind: a selection that is no quantile, a mask on a second ratio, control of the update, another surrogate
     "m2po": ("m2po", {"objective": {"m2po": {"budget": 0.5, "least_eps_low": 0.05, "least_eps_high": 0.05}}}),
     "icepop": ("icepop", {"objective": {"icepop": {"low": 0.7, "high": 1.6}}}),
     "gac": ("gac", {"objective": {"gac": {"cosine_low": -0.5}}}),

@@ -1,6 +1,6 @@
 """The objective once more, as one would write it from the equations: plain numbers, one response and one token at a time.
 
-Shares nothing with pipeline/objective except the description of a method and of its inputs; it knows the paper's thirteen methods and
+Shares nothing with pipeline/objective except the description of a method and of its inputs; it knows the paper's methods and
 their baselines. Also holds the examples to compare on.
 """
 

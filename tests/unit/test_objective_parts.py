@@ -123,7 +123,7 @@ class FakeGradient:
         self.buffers = buffers
 
     def dot(self, a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-        return sum(float(torch.dot(a[name], b[name])) for name in a)
+        return sum(float(torch.dot(a[name].double(), b[name].double())) for name in a)
 
 
 def gac(**changes: float | None) -> Gac:
@@ -135,7 +135,7 @@ def test_gac_takes_out_what_exceeds_the_threshold_and_no_more() -> None:
     gradient = FakeGradient(a=double(3.0, 4.0), b=double(0.0))  # cosine 0.6, |g| 5
     done = gac().control(gradient, h, StepTerms([]))
     assert done.values == {"gac_cosine": pytest.approx(0.6), "gac_removed": pytest.approx((6.0 - 0.2 * 10.0) / 4.0)}
-    torch.testing.assert_close(gradient.buffers["a"], double(1.0, 4.0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient.buffers["a"], double(1.0, 4.0), rtol=0, atol=1e-6)
     assert gradient.dot(gradient.buffers, h) / (2.0 * 5.0) == pytest.approx(0.2)  # <g', h> = cosine_low |g| |h|
     assert done.memory["a"].tolist() == [3.0, 4.0] and not done.skip  # the gradient as it was accumulated
 
@@ -161,7 +161,7 @@ def test_gac_skips_beyond_its_upper_threshold_and_has_nothing_to_compare_at_firs
 def test_parts_work_with_the_denominators_that_they_allow(name: str, denominator: str) -> None:
     method = dataclasses.replace(METHODS[name], denominator=denominator)
     if name == "icepop":
-        with pytest.raises(ValueError, match="icepop already corrects .* use 'proximal'"):
+        with pytest.raises(ValueError, match=r"icepop already corrects .* use 'proximal'"):
             method.check(steps_per_rollout=1)
         return
     method.check(steps_per_rollout=1)
@@ -179,7 +179,7 @@ def test_sat_contracts_the_limits_of_any_clip() -> None:
     case = dataclasses.replace(example(4), tokens=dataclasses.replace(example(4).tokens, reference_logprobs=None))
     found = {}
     for name, method in (("m2po", METHODS["m2po"]), ("both", both)):
-        of = recipe(method, objective_settings(**PLAIN))
+        of = recipe(method, objective_settings(**PLAIN, sat={"quantile_alpha": 0.5}))
         trainer = case.trainer.clone().requires_grad_()
         statistics = statistics_of(of, [case])
         objective(of, trainer, None, case.tokens, statistics)[0].backward()

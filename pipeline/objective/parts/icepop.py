@@ -23,7 +23,7 @@ class IcePopSettings(Section):
 
 
 class IcePop(Factor):
-    """k 1{low <= k <= high} with k = proximal / mu per token, equality keeps; without `weighted` the mask alone (2607.18722, Eq. 42)."""
+    """k 1{low <= k <= high} with k = proximal / mu per token, equality keeps; the mask alone without `weighted` (Eq. 42)."""
 
     name = "icepop"
     Settings = IcePopSettings
