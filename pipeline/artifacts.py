@@ -1,7 +1,7 @@
 """Every path under results/ and state/, and the one way a file is written: whole or not at all.
 
-results/<preset>/ holds what the DAG declares as outputs; state/<preset>/ holds what must survive Snakemake's own clean-up
-(checkpoints, retained weights, progress), because Snakemake deletes outputs before a rerun and after a failure.
+results/<preset>/ holds what the DAG declares as outputs. Snakemake deletes outputs before a rerun and after a failure. What
+must survive that lies in state/<preset>/: checkpoints, retained weights, progress.
 """
 
 from __future__ import annotations

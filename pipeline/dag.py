@@ -1,9 +1,10 @@
 """What the Snakefile asks for: the settings files that rules take as inputs, the resources of its jobs, and whether a run is meant.
 
-There is a settings file per stage and one per cell, named by what its settings compute: where that changes, a rule has another
-input file, and that is what makes Snakemake run it again. Operational settings (pipeline/identity.py) are read from `present`, the
-file of the whole run, which is no input and is named by all that it says. No file is ever rewritten (`run`, for people, apart), so
-a dry run or a second run with other settings cannot change what a job reads.
+Every stage and every cell has a settings file, an input of its rule. Its name holds a hash of what the settings compute: where
+that changes, the rule has another input file, and Snakemake runs it again. `present` records the whole run; it is not a rule
+input, and its name holds a hash of its content. Jobs read their operational settings (pipeline/identity.py) there. No file is
+ever rewritten, so that neither a dry run nor a second run with other settings changes what a job reads. The exception is `run`,
+which people read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Which settings decide what a run computes, and which only how it is operated.
 
-A setting is operational if a cell that is stopped and continued with another value of it is the same cell: bit for bit with
-PyTorch's engines; with SGLang the same weights sampled by the same kernels, the same versions, lags and data. Everything else
-computes: it makes another cell. The identity of state, the names of settings files, `status`, the report's staleness and
-`plan --measured` all ask here, so that a limit that was too short can be raised without abandoning what was trained.
+A setting is operational if a cell may be stopped and continued with another value of it and is still the same cell. With
+PyTorch's engines "the same" means bit for bit. With SGLang it means the same weights, sampled by the same kernels, and the same
+versions, lags and data. Every other setting makes another cell.
+
+The identity of state, the names of settings files, `status`, the report's staleness and `plan --measured` all ask here. So a
+limit that was too short can be raised without abandoning what was trained.
 """
 
 from __future__ import annotations

@@ -204,6 +204,11 @@ def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
 def notes(rows: Sequence[Row], results: Results) -> list[str]:
     """What a reader must know to read the numbers."""
     problems, scoring = results.settings.problems, results.settings.evaluation
+    count, samples = problems.scoring_count, scoring.scoring_samples
+    if problems.kind == "dapo_dolci":  # AIME24 has no further problems
+        scored, base_scored = f"the same {count} problems x {samples} fresh samples", "on the same with fresh samples"
+    else:
+        scored, base_scored = f"{count} other problems x {samples} samples", "on the fresh problems"
     single = [row for row in rows if row.seeds_read == 1]
     over = "seeds and problems"
     if len(single) == sum(row.seeds_read > 0 for row in rows):
@@ -219,18 +224,14 @@ def notes(rows: Sequence[Row], results: Results) -> list[str]:
         f"problems x {scoring.num_samples} samples; best is the highest evaluation of distinct weights, as in the paper, and "
         "inflated by being a maximum. unbiased best: the checkpoint chosen on one half of the samples and scored on the other, "
         "mean over random splits; in brackets by how much that lies below best, which is the inflation of best to be expected in "
-        f"this cell. fresh last: {problems.scoring_count} other problems x {scoring.scoring_samples} samples of the "
-        "last checkpoint, "
-        f"with the 95 % interval over {over}.",
+        f"this cell. fresh last: {scored} of the last checkpoint, with the 95 % interval over {over}.",
         "mismatch: mean of |log pi - log mu| over the last quarter of the steps, first step of each rollout batch. † "
         f"collapsed / seeds read.{chance}",
     ]
     if results.base:
-        named = {"evaluation": "evaluation", "scoring": "fresh"}
+        named = {"evaluation": "on the evaluation problems", "scoring": base_scored}
         lines.append(
-            "Base policy: "
-            + ", ".join(f"{percent(avg_at_k(results.base[key]))} on the {text} problems" for key, text in named.items())
-            + "."
+            "Base policy: " + ", ".join(f"{percent(avg_at_k(results.base[key]))} {text}" for key, text in named.items()) + "."
         )
     short = [row for row in rows if row.seeds_read < row.seeds_expected]
     if short:

@@ -1,9 +1,11 @@
 """Estimates and intervals of accuracies and training curves: pure functions of arrays, nothing random.
 
 In: 0/1 outcomes as [problems, samples] (one run) or [seeds, problems, samples] (one cell), or per-step series, one array per
-seed. Out: numbers and `Interval`s. Problems are the unit of sampling: the samples of one problem are correlated, so no interval
-here treats samples as independent, except those at fixed problems, which say so. Seeds count where there are at least two; with
-one seed an interval speaks of the problems (or steps) only.
+seed. Out: numbers and `Interval`s.
+
+Problems are the unit of sampling, because the samples of one problem are correlated. Only intervals at fixed problems treat
+samples as independent, and they say so. Seeds count where there are at least two; with one seed an interval speaks of the
+problems (or steps) only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One evaluation by lm-eval: settings in, its command line out; its logged samples in, rows of scores.parquet out.
+"""One evaluation by lm-eval: settings become its command line, and its logged samples become rows of scores.parquet.
 
-lm-eval runs in a process of its own and asks an SGLang server; nothing here imports it. The task is lm_eval_tasks/aime24.yaml; for
-each file of problems `write_tasks` writes one that includes it and sets k, sampling and problems.
+lm-eval runs in a process of its own and asks an SGLang server; nothing here imports it. The task is lm_eval_tasks/aime24.yaml.
+For each file of problems `write_tasks` writes a task that includes it and sets k, sampling and problems.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Where mismatch comes from when the weights are equal: rollout batches of the base policy, scored by the trainer.
 
-Rollout batches are generated in bfloat16, on a CPU in float32 too, and the trainer scores each with its own routing and with the
-routes that the engine recorded (R3). What is left in float32 is kernels; what bfloat16 adds is precision; what replay takes away
-is routing.
-The share of lag is in the cells' own steps. With a learning rate that changes nothing, a training step is only its diagnostics.
+Rollout batches are generated in bfloat16, and on a CPU in float32 too. The trainer scores each twice: with its own routing, and
+with the routes that the engine recorded (R3). The mismatch of float32 comes from kernels. What bfloat16 adds comes from
+precision, and what replay takes away from routing. The share of lag is read from the cells' own steps.
+
+Scoring is a training step whose learning rate changes nothing, so that only its diagnostics remain.
 """
 
 from __future__ import annotations

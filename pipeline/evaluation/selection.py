@@ -1,7 +1,7 @@
 """How much "the best of m evaluations" flatters: the same checkpoint chosen on one half of the samples, scored on the other.
 
-Pure functions of outcomes, randomness from an explicit Generator. A maximum over noisy scores lies above the accuracy of what it
-chose; a score from samples that took no part in the choice does not.
+A maximum over noisy scores lies above the accuracy of the checkpoint that it chose. A score from samples that took no part in
+the choice does not. Pure functions of outcomes; randomness comes from an explicit Generator.
 """
 
 from __future__ import annotations

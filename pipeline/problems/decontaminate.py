@@ -1,4 +1,4 @@
-"""Which training prompts are evaluation problems, or so close that training on them would be training on the test."""
+"""Which training prompts are evaluation problems, or so close to one that training on them would be training on the test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files of a data set or a model: a local path, or a repository of the Hugging Face hub at a revision.
 
-A revision that is a branch is followed to its commit once. The commit is kept in revisions.json beside what is made of the files,
-and from then on they are read at it: a branch that moves changes neither policy nor problems of a run that has begun.
+A revision that is a branch is followed to its commit once. The commit is kept in revisions.json, beside what is made of the
+files, and later reads use it. So a branch that moves changes neither the policy nor the problems of a run that has begun.
 """
 
 from __future__ import annotations

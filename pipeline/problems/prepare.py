@@ -1,8 +1,9 @@
 """Problems on disk: settings in, three parquet files and a manifest out.
 
-train.parquet feeds reinforcement learning, evaluation.parquet the curves, scoring.parquet the final scores. No prompt of evaluation
-or scoring is trained on; arithmetic problems are disjoint in all three files, the published ones score on AIME24 both times.
-manifest.json, written last, says how many problems each file holds, its sha256, what was dropped and why, and the settings.
+train.parquet feeds reinforcement learning, evaluation.parquet the curves, scoring.parquet the final scores. No prompt of
+evaluation or scoring is trained on. Arithmetic problems are disjoint in all three files; with the published ones evaluation and
+scoring are the same 30 problems of AIME24. manifest.json is written last. It holds the number of problems and the sha256 of
+each file, what was dropped and why, and the settings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the loop asks of a rollout engine. Nothing else knows whether PyTorch on a laptop or SGLang on a node answers.
 
-Calls take effect in the order in which they are made: a generation uses the version loaded before it, and a load waits for the
-generations requested before it. That order is the whole contract of batch-wise asynchrony - the caller never waits for a load, and
-no response spans two versions.
+Calls take effect in the order in which they are made. A generation uses the version loaded before it, and a load waits for the
+generations requested before it. That order is the whole contract of batch-wise asynchrony: the caller never waits for a load,
+and no response spans two versions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The `torch` rollout engine: a TorchDecoder, in a process of its own driven through a pipe, or in the caller's process.
 
-In a process of its own, loads and generations are carried out in the order in which they were asked for (the contract of
-rollout/engine.py), while the caller trains. A reader thread turns answers into futures. The child ends when its pipe closes, so
-it never outlives the trainer; if the child ends first, every outstanding future raises EngineDied.
+A process of its own carries out loads and generations in the order of the calls (the contract of rollout/engine.py), while the
+caller trains. A reader thread turns answers into futures. The child ends when its pipe closes, so that it never outlives the
+trainer. If the child ends first, every outstanding future raises EngineDied.
 """
 
 from __future__ import annotations

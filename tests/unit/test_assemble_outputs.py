@@ -4,6 +4,7 @@ fetched.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -21,7 +22,8 @@ from pipeline.assemble.figures import FIGURES, figures_stage
 from pipeline.assemble.report import inline_svg, report_stage
 from pipeline.assemble.runs import read_results
 from pipeline.assemble.stages import assemble as assemble_all
-from pipeline.assemble.table1 import table1_stage
+from pipeline.assemble.table1 import notes, table1_stage
+from pipeline.config import load_settings
 from pipeline.objective.methods import TABLE_1
 from tests.unit import synthetic_results as synthetic
 
@@ -261,3 +263,17 @@ def test_three_seeds_are_averaged_and_their_spread_counts(tmp_path, monkeypatch)
     assert row.fresh_last == pytest.approx(table["fresh_last"].mean()) and row.seeds_read == 3
     assert row.interval_over == "seeds and problems"
     assert row.best_step == " ".join(str(step) for step in table["best_step"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "scored", "base"),
+    [
+        ("tiny", "fresh last: 120 other problems x 8 samples of the last checkpoint", "on the fresh problems"),
+        ("full", "fresh last: the same 30 problems x 16 fresh samples of the last checkpoint", "on the same with fresh samples"),
+    ],
+)
+def test_the_table_says_on_which_problems_fresh_scores_are_taken(run, preset, scored, base):
+    results = read_results(run.layout, run.settings)
+    settings = load_settings(REPOSITORY / "config.yaml", {"preset": preset})
+    first, *_, last = notes([], dataclasses.replace(results, settings=settings))
+    assert scored in first and last.startswith("Base policy: ") and last.endswith(f"{base}.")

@@ -66,8 +66,8 @@ def test_everything_is_made(finished):
     assert scores.groupby("checkpoint").size().to_dict() == {"best": 12, "last": 12}
 
 
-def test_the_readme_draws_the_rules_as_snakemake_does(tmp_path):
-    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_the_docs_draw_the_rules_as_snakemake_does(tmp_path):
+    page = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
     assert before(page.split("```mermaid")[1].split("```")[0]) == before(
         Workflow(tmp_path, {}).snakemake("--rulegraph", "mermaid-js")
     )
