@@ -17,7 +17,7 @@ import torch
 
 from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
-from pipeline.launch.errors import EngineDied
+from pipeline.processes.errors import EngineDied
 from pipeline.trainer.megatron.trainer import MegatronTrainer
 from tests.cluster.megatron_cells import base_folder, batch, cell
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pipeline.broadcast.published import PublishedWeights
+from pipeline.cell.loop import CellInputs
 from pipeline.config import load_settings
-from pipeline.loop import CellInputs
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
