@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from pipeline.artifacts import atomic_folder, read_json, sha256, sha256_of, write_json, write_rows
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.published_weights import PublishedWeights
 from pipeline.trainer.trainer import PolicyTrainer
 
 _KEEP = 2  # the newest checkpoint and the one to fall back on

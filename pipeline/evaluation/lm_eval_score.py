@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
 from pipeline.policy.tokenizer import read_tokenizer
@@ -20,6 +19,7 @@ from pipeline.problems.prepare import read_problems
 from pipeline.problems.template import instruct
 from pipeline.processes.errors import EngineDied
 from pipeline.processes.process import Process, ProcessSpec
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Problem
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sglang.engine import SGLangEngine

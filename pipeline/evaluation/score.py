@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import read_json, write_rows
-from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings, operated
 from pipeline.engines import rollout_engine
 from pipeline.evaluation.evaluate import Evaluation
@@ -15,6 +14,7 @@ from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY
 from pipeline.problems.prepare import read_problems
+from pipeline.published_weights import PublishedWeights, StoredWeights
 
 
 def score_cell(

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.trust_region import staleness_quantile
 from pipeline.policy.checkpoint import hf_state, load_hf_state
 from pipeline.policy.model import Policy
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
 from pipeline.trainer.step import StepLoss, StepTotals, Weights, optimizer_step, with_constants

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.cell import checkpoint
 from pipeline.cell.loop import CellInputs, CellRun
 from pipeline.config import CellSettings, load_settings
@@ -24,6 +23,7 @@ from pipeline.grading.grade import Grade
 from pipeline.objective.diagnostics import DIAGNOSTICS
 from pipeline.objective.methods import METHODS
 from pipeline.processes.stop import PlannedStop, Stop
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Problem, Request, Response, RolloutBatch
 from pipeline.rollout.collector import Collector, ProblemStream
 from pipeline.rollout.engine import Generation, SamplingSettings

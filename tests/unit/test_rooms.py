@@ -20,7 +20,7 @@ ROOMS = [
     "grading",
     "problems",
     "policy",
-    "broadcast",
+    "published_weights",
     "processes",
     "rollout",
     "trainer",
