@@ -274,8 +274,6 @@ def plan(
         float | None, typer.Option(help="Seconds from a job's signal to its limit; job.signal_lead_s if not given.")
     ] = None,
     measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
-    published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
 ) -> None:
     """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
     from rich.console import Console
@@ -289,7 +287,7 @@ def plan(
         run = config.load_settings(overrides={"preset": preset} if preset else None)
     tokens = Interval.parse(response_tokens) if response_tokens else None
     lead = run.job.signal_lead_s if signal_lead is None else signal_lead
-    options = PlanOptions(gpu, tokens, lead, measured, published, simulate)
+    options = PlanOptions(gpu, tokens, lead, measured)
     plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
 
 
