@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import load_settings
 from pipeline.policy.checkpoint import hf_state, read_policy
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.packing import pack
 from pipeline.problems.prepare import read_problems
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request, Response, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.torch_engine import EngineSpec, InlineTorchEngine

@@ -26,11 +26,11 @@ from safetensors.torch import save_file
 
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
-from pipeline.launch.hosts import free_port
 from pipeline.objective.loss import detached_scores, objective, statistics_of
 from pipeline.objective.terms import Tokens
 from pipeline.policy.checkpoint import hf_shapes, load_hf_state
 from pipeline.policy.model import Policy, RouterTrace
+from pipeline.processes.hosts import free_port
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout
 from pipeline.trainer.megatron.channel import Generating

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from pipeline.artifacts import Cell
+from pipeline.cell.loop import CellInputs, CellRun
 from pipeline.config import load_settings
+from pipeline.engines import policy_trainer, rollout_engine
 from pipeline.grading.grade import grade
-from pipeline.launch.engines import policy_trainer, rollout_engine
-from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems

@@ -8,12 +8,13 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     grading/       what a response is worth
     objective/     the 13 methods as one loss body
     trainer/       one optimizer step
-    broadcast/     published versions of the weights
-    loop.py        the paper's algorithm box
+    cell/          one cell's life; cell/loop.py is the paper's algorithm box
     evaluation/  scores of published versions                       rules score_base, score_cell
     assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
     audit/       what the published numbers say by arithmetic       rule audit
 
-records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
-launch/ starts processes and tells where cells stand, planning/ says beforehand what they take.
+Below them, records.py holds what crosses the arrows, published_weights.py the versions of the weights, artifacts.py where it all
+lies on disk, sections.py and config.py what can be set; processes/ starts and ends what runs beside a cell, engines.py chooses it.
+planning/ says beforehand what cells take, doctor/ whether a node can run them, dag.py what the Snakefile asks. No room imports one
+above it: tests/unit/test_rooms.py lists their order.
 """

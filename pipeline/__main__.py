@@ -77,7 +77,7 @@ def train_cell(
     ] = False,
 ) -> None:
     """Train one cell by asynchronous RL; continues from its last checkpoint, or writes a finished cell's results again."""
-    from pipeline.launch.cell import train_cell as run
+    from pipeline.cell.job import train_cell as run
 
     cell = config.read_cell_settings(settings, present)
     run(cell, problems, base_policy, state, out, retrain)
@@ -256,7 +256,7 @@ def plan_processes(
     present: Present = None,
 ) -> None:
     """Print which process of a cell starts on which node and GPUs, with which command line; starts nothing."""
-    from pipeline.launch.process_plan import as_lines, planned_hosts, process_plan
+    from pipeline.cell.process_plan import as_lines, planned_hosts, process_plan
 
     cell = config.read_cell_settings(settings, present)
     hosts = planned_hosts(cell.cluster.num_nodes if cell.cluster else 1)
@@ -274,8 +274,6 @@ def plan(
         float | None, typer.Option(help="Seconds from a job's signal to its limit; job.signal_lead_s if not given.")
     ] = None,
     measured: Annotated[bool, typer.Option("--measured", help="Calibrate on the preset's finished cells.")] = False,
-    published: Annotated[bool, typer.Option("--published", help="Show the model beside published runs.")] = False,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Also play a cell on 8 to 1,024 GPUs, in three regimes.")] = False,
 ) -> None:
     """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
     from rich.console import Console
@@ -289,7 +287,7 @@ def plan(
         run = config.load_settings(overrides={"preset": preset} if preset else None)
     tokens = Interval.parse(response_tokens) if response_tokens else None
     lead = run.job.signal_lead_s if signal_lead is None else signal_lead
-    options = PlanOptions(gpu, tokens, lead, measured, published, simulate)
+    options = PlanOptions(gpu, tokens, lead, measured)
     plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))
 
 
@@ -298,7 +296,7 @@ def status(preset: Annotated[str, typer.Option(help="Which preset's cells to sho
     """Show the state of every cell: step, reward, mismatch, last evaluation, lag, time spent and left."""
     from rich.console import Console
 
-    from pipeline.launch.status import show_status
+    from pipeline.cell.status import show_status
 
     show_status(preset, Console(width=None if sys.stdout.isatty() else 120))
 
@@ -306,7 +304,7 @@ def status(preset: Annotated[str, typer.Option(help="Which preset's cells to sho
 @app.command()
 def watch(preset: Annotated[str, typer.Option(help="Which preset's cells to show.")] = "tiny") -> None:
     """Show the table of `status`, live, until every cell is finished; once where the output is not a terminal."""
-    from pipeline.launch.watch import watch as show
+    from pipeline.cell.watch import watch as show
 
     if sys.stdout.isatty():
         show(preset)
@@ -323,8 +321,8 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
-    from pipeline.launch.doctor import examine
-    from pipeline.launch.smoke import smoke_test
+    from pipeline.doctor.node import examine
+    from pipeline.doctor.smoke import smoke_test
 
     settings = config.load_settings(overrides={"preset": preset})
     table, colours = Table("check", "", "found", "what to do"), {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -337,7 +335,7 @@ def doctor(
 
 def main() -> None:
     """Run a command; a user's error ends in one line that says what to do (PIPELINE_TRACEBACK=1 shows where it came from)."""
-    from pipeline.launch.errors import USER_ERRORS
+    from pipeline.processes.errors import USER_ERRORS
 
     signal.signal(signal.SIGINT, _interrupted)
     try:

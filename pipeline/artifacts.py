@@ -108,6 +108,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=False) + "\n")
 
 
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows of one kind as a parquet file, atomically."""
+    import pyarrow as pa  # here: the command line and the DAG read this module, and neither writes rows
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)
+
+
 def write_if_changed(path: Path, text: str) -> None:
     """Write `text` unless the file already says exactly that: its modification time then means "the content changed"."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:

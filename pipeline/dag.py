@@ -17,8 +17,8 @@ from typing import Any, get_args
 
 from pipeline.artifacts import Cell, Layout, write_if_changed, write_text
 from pipeline.config import Preset, Settings, fingerprint
-from pipeline.launch.placement import place
 from pipeline.planning.host_memory import job_memory_mb
+from pipeline.processes.placement import place
 from pipeline.section import Section, SettingsError
 from pipeline.sections import BasePolicySettings
 
@@ -61,7 +61,7 @@ def job_resources(settings: Settings, num_nodes: int | None = None) -> dict[str,
         "runtime": job.time_limit_min,
         "mem_mb": job.memory_mb if num_nodes else partial(_memory_mb, settings),
         "cpus_per_task": job.cpus,
-        # of a requeued job the log is continued; the signal reaches the job's steps, of which pipeline/launch/stop.py is one
+        # of a requeued job the log is continued; the signal reaches the job's steps, of which pipeline/processes/stop.py is one
         "slurm_extra": f"--open-mode=append --signal=USR1@{job.signal_lead_s}",
     }
     return resources | ({"gres": f"gpu:{cluster.gpus_per_node}"} if cluster and cluster.gpus_per_node else {})

@@ -30,9 +30,9 @@ from pipeline.assemble.cell_files import (
     tokens_by_lag,
 )
 from pipeline.assemble.collapse import Collapse, find_collapse
+from pipeline.cell.status import cell_status
 from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
-from pipeline.launch.status import cell_status
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.processes import Process, ProcessSpec
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY, read_aime24
 from pipeline.problems.prepare import read_problems
 from pipeline.problems.template import instruct
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.process import Process, ProcessSpec
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Problem
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sglang.engine import SGLangEngine

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import write_json
-from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings
-from pipeline.launch.engines import policy_trainer, rollout_engine
+from pipeline.engines import policy_trainer, rollout_engine
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
+from pipeline.published_weights import PublishedWeights, StoredWeights
 from pipeline.records import RolloutBatch
 from pipeline.rollout.collector import Collector
 from pipeline.rollout.schedule import Schedule

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import read_json
-from pipeline.broadcast.published import PublishedWeights, StoredWeights
-from pipeline.checkpoint import write_rows
+from pipeline.artifacts import read_json, write_rows
 from pipeline.config import CellSettings, operated
+from pipeline.engines import rollout_engine
 from pipeline.evaluation.evaluate import Evaluation
 from pipeline.evaluation.lm_eval_score import lm_eval_rows
-from pipeline.launch.engines import rollout_engine
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY
 from pipeline.problems.prepare import read_problems
+from pipeline.published_weights import PublishedWeights, StoredWeights
 
 
 def score_cell(

@@ -1,4 +1,4 @@
-"""The plan as terminal tables: cells, memory, disk, the constants with their sources, published runs, the simulation."""
+"""The plan as terminal tables: cells, memory, disk, the constants with their sources."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from pipeline.planning.constants import DEVICES, GB, LENGTH_SPREAD, Constant
 from pipeline.planning.estimate import CellEstimate, Plan
 from pipeline.planning.interval import Interval
 from pipeline.planning.memory import MemoryPart, fits, server_fits, server_memory, total_bytes, trainer_memory
-from pipeline.planning.published import Comparison
-from pipeline.planning.simulation import Regime, Simulated
-from pipeline.planning.speedups import SpeedupComparison
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -26,11 +23,12 @@ def seconds(value: Interval) -> str:
 
 def number(value: Interval, digits: int = 3) -> str:
     """An interval with that many significant digits."""
-    low, high = (_digits(end, digits) for end in value.pair())
+    low, high = (rounded(end, digits) for end in value.pair())
     return low if low == high else f"{low} - {high}"
 
 
-def _digits(value: float, digits: int = 3) -> str:
+def rounded(value: float, digits: int = 3) -> str:
+    """A number with that many significant digits."""
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
@@ -60,7 +58,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(_constant_table(plan))
 
 
-def _table(title: str, *columns: str) -> Table:
+def table_of(title: str, *columns: str) -> Table:
+    """A table for the terminal: the first column to the left and whole, the others to the right."""
     table = Table(title=title, title_justify="left", pad_edge=False)
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right", overflow="fold", no_wrap=position == 0)
@@ -68,7 +67,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _cell_table(plan: Plan) -> Table:
-    table = _table(
+    table = table_of(
         f"preset {plan.settings.preset}: {len(plan.cells)} cells on {plan.placement.num_devices or 'CPU'} "
         f"{plan.placement.device.name if plan.placement.num_devices else ''}".rstrip(),
         *("cell", "steps at lag", "tokens", "wall", "GPU-hours"),
@@ -129,7 +128,7 @@ def _show_memory(plan: Plan, console: Console) -> None:
 
 
 def _memory_table(title: str, parts: list[MemoryPart]) -> Table:
-    table = _table(title, "part", "GB", "how")
+    table = table_of(title, "part", "GB", "how")
     for part in parts:
         table.add_row(part.name, f"{part.bytes / GB:.1f}", part.note)
     table.add_row("total", f"{total_bytes(parts) / GB:.1f}", "")
@@ -151,7 +150,7 @@ def _storage_table(plan: Plan) -> Table:
         "scratch",
         "logs",
     )
-    table = _table("disk and host memory of a cell", "lag", *columns, "rollouts of a step, if kept")
+    table = table_of("disk and host memory of a cell", "lag", *columns, "rollouts of a step, if kept")
     for suffix, cells in (("", by_lag), (" with R3", replay)):
         for lag, cell in sorted(cells.items()):
             checkpoint = cell.checkpoint
@@ -171,7 +170,7 @@ def _storage_table(plan: Plan) -> Table:
 
 
 def _constant_table(plan: Plan) -> Table:
-    table = _table("constants", "name", "interval", "unit", "source")
+    table = table_of("constants", "name", "interval", "unit", "source")
     workload = plan.cells[0].workload
     named: list[tuple[str, Constant]] = [("response_tokens", workload.response_tokens), ("prompt_tokens", workload.prompt_tokens)]
     named += [("length_spread", LENGTH_SPREAD)]
@@ -190,47 +189,9 @@ def _scientific(value: Interval) -> str:
 
 def show_by_length(rows: list[tuple[int, Plan]], console: Console) -> None:
     """What a run takes at known mean response lengths: the one unknown that widens the intervals most."""
-    table = _table("by mean response length", "tokens a response", "wall of a cell", "GPU-hours of a cell", "GPU-hours of the run")
+    columns = ("tokens a response", "wall of a cell", "GPU-hours of a cell", "GPU-hours of the run")
+    table = table_of("by mean response length", *columns)
     for length, plan in rows:
         cell = max(plan.cells, key=lambda cell: cell.wall_s.high)
         table.add_row(f"{length:,}", seconds(cell.wall_s), _gpu_hours(cell), number(plan.gpu_hours))
-    console.print(table)
-
-
-def show_published(comparisons: list[Comparison], console: Console) -> None:
-    """Published runs beside the model's intervals; misses are marked."""
-    table = _table("published runs", "run", "published", "predicted", "ratio", "", "given")
-    for row in comparisons:
-        mark = "" if row.covered else "missed"
-        table.add_row(row.name, f"{_digits(row.published)} {row.unit}", number(row.predicted), f"{row.ratio:.2f}", mark, row.given)
-    console.print(table)
-    covered = sum(row.covered for row in comparisons)
-    console.print(f"{covered} of {len(comparisons)} published numbers lie inside the model's interval\n")
-
-
-def show_simulation(rows: list[tuple[int, dict[Regime, Simulated]]], batches: int, console: Console) -> None:
-    """Wall time, idle shares and speed-up by number of GPUs."""
-    columns = ("regime", "training GPUs", "s a batch", "wall", "speed-up", "trainer idle", "servers idle", "slots unused")
-    table = _table(f"simulated cell of {batches} batches, middle of all constants, one seed", "GPUs", *columns)
-    for gpus, regimes in rows:
-        for name, row in regimes.items():
-            table.add_row(
-                str(gpus),
-                name,
-                str(row.train_gpus),
-                _digits(row.step_s),
-                seconds(Interval.point(row.wall_s(batches))),
-                f"{regimes['synchronous'].step_s / row.step_s:.2f}",
-                *(f"{share:.0%}" for share in (row.train_idle, row.rollout_idle, row.rollout_unused)),
-            )
-    console.print(table)
-
-
-def show_speedups(comparisons: list[SpeedupComparison], console: Console) -> None:
-    """Published speed-ups beside simulated ones."""
-    table = _table("published asynchronous speed-ups", "system", "published", "simulated", "ratio", "regime", "source", "given")
-    for row in comparisons:
-        claim = row.claim
-        published = number(Interval(claim.low, claim.high))
-        table.add_row(claim.name, published, f"{row.simulated:.2f}", f"{row.ratio:.2f}", claim.regime, claim.source, claim.given)
     console.print(table)

@@ -9,7 +9,7 @@ from pipeline.planning.memory import PINNED_ROUNDING, offloaded_bytes, parameter
 from pipeline.planning.model_size import FP32, ModelSize
 from pipeline.planning.placement import Ranks, Servers
 
-_KEPT_CHECKPOINTS = 2  # pipeline/checkpoint.py keeps the newest and the one before it
+_KEPT_CHECKPOINTS = 2  # pipeline/cell/checkpoint.py keeps the newest and the one before it
 _TOKEN_BYTES = 12  # id, rollout log-prob, policy version
 _STEP_ROW_BYTES = 300  # a row of steps.parquet, measured in preset tiny: 276
 _EVENT_BYTES = 4000  # TensorBoard scalars of one step

@@ -81,13 +81,6 @@ def generation_s(
     return steps * (floor + reading(tokens / steps)) + tokens * per_token + prefill
 
 
-def stream_tokens_per_s(size: ModelSize, device: Device, servers: Servers, pace: Pace, lengths: Lengths, in_flight: float) -> float:
-    """Response tokens per second of all servers when finished responses are replaced at once (fully asynchronous)."""
-    active = min(in_flight / servers.count, slots_of(size, device, servers, lengths))
-    step = decode_step_s(size, device, servers.tensor_parallel, pace, active, active * lengths.context)
-    return servers.count * active / step
-
-
 def training_s(size: ModelSize, ranks: int, pace: Pace, lengths: Lengths, responses: float, passes: float) -> float:
     """Seconds of `passes` forward passes' worth of work on `responses` responses with their prompts."""
     tokens = responses * (lengths.prompt + lengths.response)

@@ -18,8 +18,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pipeline.artifacts import atomic_path, read_json, write_json
-from pipeline.policy.chat import read_stop_tokens
 from pipeline.problems.arithmetic import NAMES, THINGS
+from pipeline.problems.chat import read_stop_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 import tokenizers
 
-from pipeline.policy.chat import read_chat_template, read_stop_tokens
 from pipeline.problems.aime24 import Aime24, read_aime24
+from pipeline.problems.chat import read_chat_template, read_stop_tokens
 from pipeline.problems.decontaminate import contaminated
 from pipeline.problems.duplicates import answer_key, exact_key, near_duplicates
 from pipeline.problems.hub import Files, fetch

@@ -1,7 +1,7 @@
 r"""The text of a prompt: what each source wraps around a problem is stripped, then one template is put on.
 
 A template has two layers, both text: an instruction that says how to answer, and the chat markup of the policy's own tokenizer
-(policy/chat.py). They are applied once, when problems are prepared: `Problem.prompt` is exactly the text that every engine encodes.
+(chat.py). They are applied once, when problems are prepared: `Problem.prompt` is exactly the text that every engine encodes.
 """
 
 # pyright: reportAttributeAccessIssue=false

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request, Response
 
 _CHECK_S = 1.0

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 import safetensors.torch
 import torch
 
-from pipeline.broadcast.published import PublishedWeights
-from pipeline.launch.errors import EngineDied
 from pipeline.policy.cpu import configure_cpu
+from pipeline.processes.errors import EngineDied
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.torch_decoder import TorchDecoder

@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
 from pipeline.objective.part import Buffers, Gradient, OneProcess
 from pipeline.policy.checkpoint import hf_state, load_hf_state
 from pipeline.policy.model import Policy
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
 from pipeline.trainer.step import StepLoss, StepTotals, Weights, optimizer_step, with_constants

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.update import Update
 

@@ -10,10 +10,10 @@ import safetensors.torch
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.sections import ModelSettings
 from pipeline.trainer.torch_trainer import TorchTrainer

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
-from pipeline.launch.hosts import THIS_HOST, free_port, interface_of
 from pipeline.policy.checkpoint import load_hf_state
 from pipeline.policy.model import Policy
+from pipeline.processes.hosts import THIS_HOST, free_port, interface_of
+from pipeline.published_weights import PublishedWeights
 from pipeline.trainer.megatron.trainer import Rendezvous, rank_specs
 from pipeline.trainer.microbatches import micro_batches, split
 from tests.cluster.megatron_cells import BATCHES, CASES, LAYOUTS, OTHER, TWO_BATCHES, base_folder, batch, cell, torch_trainer

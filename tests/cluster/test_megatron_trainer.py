@@ -15,9 +15,9 @@ import pytest
 import safetensors
 import torch
 
-from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
-from pipeline.launch.errors import EngineDied
+from pipeline.processes.errors import EngineDied
+from pipeline.published_weights import PublishedWeights, shards
 from pipeline.trainer.megatron.trainer import MegatronTrainer
 from tests.cluster.megatron_cells import base_folder, batch, cell
 

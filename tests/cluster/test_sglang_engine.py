@@ -22,16 +22,16 @@ import pytest
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.cell.loop import CellInputs, CellRun
 from pipeline.config import CellSettings, load_settings
-from pipeline.launch.errors import EngineDied
-from pipeline.loop import CellInputs, CellRun
 from pipeline.policy.checkpoint import hf_state, write_policy
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.model import Policy, RouterTrace
 from pipeline.policy.packing import pack
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
+from pipeline.processes.errors import EngineDied
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.schedule import Schedule

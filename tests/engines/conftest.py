@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.cell.loop import CellInputs
 from pipeline.config import load_settings
-from pipeline.loop import CellInputs
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request, SamplingKey
 from pipeline.sections import ModelSettings
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import checkpoint
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.cell import checkpoint
+from pipeline.cell.loop import CellInputs, CellRun
 from pipeline.config import CellSettings, load_settings
+from pipeline.engines import rollout_engine
 from pipeline.grading.grade import Grade
-from pipeline.launch.engines import rollout_engine
-from pipeline.launch.stop import PlannedStop, Stop
-from pipeline.loop import CellInputs, CellRun
 from pipeline.objective.methods import METHODS
 from pipeline.objective.step_columns import COMMON
+from pipeline.processes.stop import PlannedStop, Stop
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Problem, Request, Response, RolloutBatch
 from pipeline.rollout.collector import Collector, ProblemStream
 from pipeline.rollout.engine import Generation, SamplingSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.launch.errors import EngineDied
 from pipeline.policy.packing import pack
+from pipeline.processes.errors import EngineDied
 from pipeline.records import Request, Response, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sampling import uniforms

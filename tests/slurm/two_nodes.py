@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.launch.hosts import cell_hosts
-from pipeline.launch.processes import Process, ProcessSpec
-from pipeline.launch.stop import stop_on_signals
+from pipeline.processes.hosts import cell_hosts
+from pipeline.processes.process import Process, ProcessSpec
+from pipeline.processes.stop import stop_on_signals
 
 SHOW = "import os, sys; print(os.environ['SLURMD_NODENAME'], os.environ['CUDA_VISIBLE_DEVICES'], os.environ['GIVEN'], flush=True)"
 WAITS = (sys.executable, "-c", "import time; time.sleep(1000)")

@@ -7,9 +7,9 @@ import errno
 import pytest
 import torch
 
-from pipeline import checkpoint
-from pipeline.broadcast.published import PublishedWeights
-from pipeline.checkpoint import CellState
+from pipeline.cell import checkpoint
+from pipeline.cell.checkpoint import CellState
+from pipeline.published_weights import PublishedWeights
 
 
 class StoredNumber:

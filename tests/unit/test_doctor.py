@@ -12,14 +12,15 @@ import pytest
 
 from pipeline.artifacts import Cell, Layout
 from pipeline.config import Settings, load_settings
-from pipeline.launch import doctor, interpreters
-from pipeline.launch.finding import Finding
-from pipeline.launch.smoke import tiny_settings
+from pipeline.doctor import node, packages
+from pipeline.doctor.finding import Finding
+from pipeline.doctor.smoke import tiny_settings
 from pipeline.planning.estimate import plan_run
 from pipeline.policy.checkpoint import write_policy
 from pipeline.policy.model import Policy
 from pipeline.policy.tokenizer import build_tokenizer
 from pipeline.problems.prepare import prepare
+from pipeline.processes import interpreters
 
 
 def settings(preset: str = "rehearsal", **overrides: object) -> Settings:
@@ -54,13 +55,13 @@ def engine(tmp_path: Path, glibc: str = "glibc 2.34", errors: dict[str, str] | N
 def asked(python: object, **cluster: object) -> dict[str, Finding]:
     """The findings about the interpreters of preset full when both engines run `python`."""
     chosen = {"server_python": python, "trainer_python": python, **cluster}
-    return by_check(interpreters.examine_interpreters(settings("full", cluster=chosen)))
+    return by_check(packages.examine_interpreters(settings("full", cluster=chosen)))
 
 
 def test_every_finding_that_is_not_ok_has_a_remedy_and_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(Layout, "state", property(lambda self: tmp_path / "state" / self.preset))
     monkeypatch.setattr(Layout, "results", property(lambda self: tmp_path / "results" / self.preset))
-    found = doctor.examine(settings("full", cluster={"server_python": "nowhere/python"}), Layout("full"))
+    found = node.examine(settings("full", cluster={"server_python": "nowhere/python"}), Layout("full"))
     assert all(finding.remedy for finding in found if finding.status != "ok")
     assert "correct cluster.server_python" in by_check(found)["server interpreter"].remedy
     assert "nowhere/python" in by_check(found)["server interpreter"].found
@@ -117,28 +118,28 @@ def test_a_policy_that_cannot_be_read_whole_is_not_complete(tmp_path, monkeypatc
         tmp_path / "problems",
     )
     write_policy(folder, Policy(tiny.model), build_tokenizer(tiny.model.vocab_size))
-    found = by_check(doctor._inputs(tiny, Layout("tiny")))
+    found = by_check(node._inputs(tiny, Layout("tiny")))
     assert found["base policy"].status == found["problems"].status == "ok" and "1 shards" in found["base policy"].found
     shard = folder / "model.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-8])
-    (finding,) = [f for f in doctor._inputs(tiny, Layout("tiny")) if f.check == "base policy"]
+    (finding,) = [f for f in node._inputs(tiny, Layout("tiny")) if f.check == "base policy"]
     assert finding.status == "failed" and "model.safetensors is damaged or incomplete" in finding.found
     shard.unlink()
     shard.symlink_to("/nowhere/cache/blob")
     (tmp_path / "problems" / "train.parquet").write_bytes(b"other")
-    found = by_check(doctor._inputs(tiny, Layout("tiny")))
+    found = by_check(node._inputs(tiny, Layout("tiny")))
     assert "model.safetensors cannot be opened" in found["base policy"].found
     assert "train.parquet is not the file that the manifest describes" in found["problems"].found
 
 
 def test_host_memory_is_compared_with_the_plan_of_the_largest_cell():
     """Expert ids of 8 steps' responses in four ranks and the controller, beside the states; per node where there are several."""
-    (finding,) = doctor._memory(settings("full"))
+    (finding,) = node._memory(settings("full"))
     largest = max(plan_run(settings("full")).cells, key=lambda estimate: estimate.host_bytes.high)
     low, high = (f"{needed / 2**30:.0f}" for needed in largest.host_bytes.pair())
     assert largest.cell.lag == "8-15" and f"{largest.cell.method} at lag 8-15 needs {low} to {high} GiB" in finding.found
-    (halved,) = doctor._memory(settings("full", cluster={"num_nodes": 2}))
+    (halved,) = node._memory(settings("full", cluster={"num_nodes": 2}))
     assert f"needs {largest.host_bytes.low / 2**31:.0f} to {largest.host_bytes.high / 2**31:.0f} GiB" in halved.found
 
 

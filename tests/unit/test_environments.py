@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.launch.interpreters import normal, read_pins
+from pipeline.doctor.packages import normal, read_pins
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = REPOSITORY / "envs"
@@ -17,8 +17,8 @@ ENGINE_PACKAGES = ("sglang", "megatron", "transformer_engine", "lm_eval", "trans
 CONTROLLER = (
     "pipeline.__main__",
     "pipeline.dag",
-    "pipeline.launch.cell",
-    "pipeline.launch.doctor",
+    "pipeline.cell.job",
+    "pipeline.doctor.node",
     "pipeline.evaluation.score",
     "pipeline.evaluation.mismatch",
     "pipeline.rollout.sglang.engine",

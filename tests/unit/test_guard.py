@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch import guard
-from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.processes import guard
+from pipeline.processes.process import Process, ProcessSpec
 
 WAITS = "import sys, time; print('up', flush=True); time.sleep(100)"
 HAS_A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pipeline.artifacts import write_json, write_text
-from pipeline.broadcast.published import PublishedWeights
-from pipeline.launch.cell import KEPT, hand_out
+from pipeline.cell.job import KEPT, hand_out
+from pipeline.published_weights import PublishedWeights
 
 
 def test_results_come_again_and_only_retained_weights_stay(tmp_path):

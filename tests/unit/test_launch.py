@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.artifacts import Cell, read_json
+from pipeline.cell import job
+from pipeline.cell.lease import lease
+from pipeline.cell.loop import CellInputs
 from pipeline.config import load_settings
-from pipeline.launch import cell
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.lease import lease
-from pipeline.launch.stop import Stop
-from pipeline.loop import CellInputs
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.stop import Stop
 
 REPOSITORY = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from pipeline.launch.lease import lease
-from pipeline.launch.stop import Stop
+from pipeline.cell.lease import lease
+from pipeline.processes.stop import Stop
 
 with lease(Path(sys.argv[1]), Stop(), touch_s=0.2):
     print("held", flush=True)
@@ -56,12 +56,12 @@ def test_a_rollout_engine_that_cannot_start_leaves_no_trainer_behind(tmp_path, m
     def failing(*_: object) -> None:
         raise EngineDied("server-0 ended")
 
-    monkeypatch.setattr(cell, "CellProgress", lambda *_: opened("progress"))
-    monkeypatch.setattr(cell, "policy_trainer", lambda *_: opened("trainer"))
-    monkeypatch.setattr(cell, "rollout_engine", failing)
+    monkeypatch.setattr(job, "CellProgress", lambda *_: opened("progress"))
+    monkeypatch.setattr(job, "policy_trainer", lambda *_: opened("trainer"))
+    monkeypatch.setattr(job, "rollout_engine", failing)
     settings = load_settings().cell(Cell("grpo", "1", 0))
     with pytest.raises(EngineDied, match="server-0 ended"):
-        cell._train(settings, CellInputs([], [], None), tmp_path, tmp_path, "revision", Stop())  # pyright: ignore[reportArgumentType]
+        job._train(settings, CellInputs([], [], None), tmp_path, tmp_path, "revision", Stop())  # pyright: ignore[reportArgumentType]
     assert closed == ["trainer", "progress"]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.processes import ProcessSpec
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.process import ProcessSpec
 from pipeline.rollout import engine
 from pipeline.rollout.engine import Generation, awaited
 from pipeline.trainer.megatron import channel

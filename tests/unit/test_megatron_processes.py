@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.artifacts import Cell
 from pipeline.config import load_settings
-from pipeline.launch.hosts import THIS_HOST
+from pipeline.processes.hosts import THIS_HOST
 from pipeline.trainer.megatron.trainer import MegatronTrainer, Rendezvous, rank_specs
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.broadcast.published import shards
 from pipeline.config import load_settings
 from pipeline.policy.checkpoint import hf_state
 from pipeline.policy.model import Policy
+from pipeline.published_weights import shards
 from pipeline.trainer.megatron import cpu_adapter
 from pipeline.trainer.megatron.files import StoredTensors, write_files
 from pipeline.trainer.megatron.layout import Groups, Layout

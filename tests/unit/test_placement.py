@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Cell, write_json, write_text
+from pipeline.cell.process_plan import process_plan
 from pipeline.config import CellSettings, load_settings
 from pipeline.evaluation.lm_eval_score import on_one_node
-from pipeline.launch.hosts import Host, interface_of
-from pipeline.launch.placement import Place, place
-from pipeline.launch.process_plan import process_plan
-from pipeline.launch.processes import Process, ProcessSpec, environment, launcher, visible_gpus
+from pipeline.processes.hosts import Host, interface_of
+from pipeline.processes.placement import Place, place
+from pipeline.processes.process import Process, ProcessSpec, environment, launcher, visible_gpus
 
 REPOSITORY = Path(__file__).parents[2]
 TWO = (Host(None, "10.0.0.1"), Host("two", "10.0.0.2"))

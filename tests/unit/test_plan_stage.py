@@ -164,6 +164,6 @@ def test_neighbouring_lags_of_equal_counts_are_shown_together():
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, pipeline.planning.plan, pipeline.launch.status; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
+    code = "import sys, pipeline.planning.plan, pipeline.cell.status; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.checkpoint import write_rows
+from pipeline.artifacts import write_rows
 from pipeline.evaluation.estimators import avg_at_k, pass_at_k
 from pipeline.evaluation.protocols import Protocol, evaluate_protocol
 from pipeline.evaluation.rows import sample_row

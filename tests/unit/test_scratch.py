@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.launch.scratch import scratch_folder
+from pipeline.processes.scratch import scratch_folder
 
 REPOSITORY = Path(__file__).parents[2]
 OWN = """
 import sys, time
-from pipeline.launch.scratch import scratch_folder
+from pipeline.processes.scratch import scratch_folder
 
 folder = scratch_folder(sys.argv[1], "published-")
 (folder / "weights").write_text("large")

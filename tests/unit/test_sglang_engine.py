@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings, load_settings
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import THIS_HOST
-from pipeline.launch.processes import ProcessSpec
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import THIS_HOST
+from pipeline.processes.process import ProcessSpec
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request, Response, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 from pipeline.rollout.sglang import fleet

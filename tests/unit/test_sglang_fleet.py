@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.artifacts import Cell
 from pipeline.config import load_settings
-from pipeline.launch.processes import ProcessSpec
+from pipeline.processes.process import ProcessSpec
 from pipeline.rollout.sglang import fleet as module
 from pipeline.rollout.sglang.fleet import Fleet
 from pipeline.rollout.sglang.publication import Target

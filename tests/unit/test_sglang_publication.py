@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import load_settings
+from pipeline.published_weights import PublishedWeights
 from pipeline.rollout.sglang.client import ServerClient
 from pipeline.rollout.sglang.publication import NotPublished, Publication, Publisher, Target
 from pipeline.rollout.sglang.sender import buckets, flat_bucket

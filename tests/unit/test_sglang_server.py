@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.artifacts import Cell, write_json
 from pipeline.config import CellSettings, load_settings
-from pipeline.launch.hosts import Host, free_port
-from pipeline.launch.placement import Place, place
-from pipeline.launch.processes import environment
+from pipeline.processes.hosts import Host, free_port
+from pipeline.processes.placement import Place, place
+from pipeline.processes.process import environment
 from pipeline.records import SamplingKey
 from pipeline.rollout.sglang.client import sampling_seed
 from pipeline.rollout.sglang.publication import Publisher

@@ -8,15 +8,15 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.published_runs.decode_pool import DecodePool
+from benchmarks.published_runs.simulate import scenario_of
+from benchmarks.published_runs.simulation import Scenario, balanced_share, response_lengths, simulate, simulate_cell
+from benchmarks.published_runs.speedups import CLAIMS, compare_speedups
 from pipeline.config import load_settings
 from pipeline.planning.constants import DEVICES, gpu_rates
-from pipeline.planning.decode_pool import DecodePool
 from pipeline.planning.estimate import plan_run
 from pipeline.planning.model_size import QWEN3_30B_A3B
 from pipeline.planning.placement import Servers
-from pipeline.planning.plan import scenario_of
-from pipeline.planning.simulation import Scenario, balanced_share, response_lengths, simulate, simulate_cell
-from pipeline.planning.speedups import CLAIMS, compare_speedups
 from pipeline.planning.timing import Lengths, generation_s, training_s
 
 PUBLISH_S = 12.0

@@ -12,12 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.artifacts import Cell, Layout, read_json, write_json
 from pipeline.assemble.runs import read_results
+from pipeline.cell.failure import FailureRecord
+from pipeline.cell.heartbeat import HEARTBEAT, STALE_S, Heartbeat, alive
+from pipeline.cell.progress import CellProgress
+from pipeline.cell.status import cell_states, run_settings, show_status
 from pipeline.config import Settings, fingerprint, load_settings
 from pipeline.dag import write_stage_settings
-from pipeline.launch.failure import FailureRecord
-from pipeline.launch.heartbeat import HEARTBEAT, STALE_S, Heartbeat, alive
-from pipeline.launch.progress import CellProgress
-from pipeline.launch.status import cell_states, run_settings, show_status
 from pipeline.planning.plan import _finished_runs
 from tests.unit.synthetic_results import World, cells, write_cell
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch import lease as leases
-from pipeline.launch.attempts import begin_attempt
-from pipeline.launch.lease import lease, this_process
-from pipeline.launch.stop import PlannedStop, Stop, stop_on_signals
+from pipeline.cell import lease as leases
+from pipeline.cell.attempts import begin_attempt
+from pipeline.cell.lease import lease, this_process
+from pipeline.processes.stop import PlannedStop, Stop, stop_on_signals
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_silent_holder_elsewhere_is_dead_and_one_that_is_heard_is_not(
 
 def test_a_holder_whose_lease_was_taken_over_ends_before_it_can_write(tmp_path: Path) -> None:
     code = "import sys, time; from pathlib import Path\n"
-    code += "from pipeline.launch.lease import lease; from pipeline.launch.stop import Stop\n"
+    code += "from pipeline.cell.lease import lease; from pipeline.processes.stop import Stop\n"
     code += "with lease(Path(sys.argv[1]), Stop(), touch_s=0.1): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from pipeline.launch.errors import EngineDied
+from pipeline.processes.errors import EngineDied
 from pipeline.records import Request, SamplingKey
 from pipeline.rollout.engine import SamplingSettings
 

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.broadcast.published import PublishedWeights
 from pipeline.config import CellSettings
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import Host, cell_hosts
-from pipeline.launch.placement import Place, place
-from pipeline.launch.scratch import scratch_folder
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import Host, cell_hosts
+from pipeline.processes.placement import Place, place
+from pipeline.processes.scratch import scratch_folder
+from pipeline.published_weights import PublishedWeights
 from pipeline.records import Request, Response
 from pipeline.rollout.engine import Generation, SamplingSettings
 from pipeline.rollout.sglang.client import Refused, ServerLost, generate_body

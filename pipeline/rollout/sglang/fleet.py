@@ -17,9 +17,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import free_port
-from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import free_port
+from pipeline.processes.process import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
 from pipeline.rollout.sglang.publication import Target
 from pipeline.rollout.sglang.server import wait_until_healthy

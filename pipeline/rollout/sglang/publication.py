@@ -30,11 +30,11 @@ import torch.multiprocessing
 from torch import Tensor
 
 from pipeline.artifacts import sha256_of
-from pipeline.broadcast.published import PublishedWeights, shards
 from pipeline.config import CellSettings
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import LOOPBACK, free_port
-from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import LOOPBACK, free_port
+from pipeline.processes.process import Process, ProcessSpec
+from pipeline.published_weights import PublishedWeights, shards
 from pipeline.rollout.sglang import sender
 from pipeline.rollout.sglang.client import ServerClient, ServerLost
 from pipeline.rollout.sglang.server import collectives, sections

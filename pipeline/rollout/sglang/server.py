@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pipeline.artifacts import read_json
 from pipeline.config import CellSettings
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import LOOPBACK, THIS_HOST, Host, interface_of
-from pipeline.launch.placement import Place
-from pipeline.launch.processes import Process, ProcessSpec
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import LOOPBACK, THIS_HOST, Host, interface_of
+from pipeline.processes.placement import Place
+from pipeline.processes.process import Process, ProcessSpec
 from pipeline.rollout.sglang.client import ServerClient
 from pipeline.sections import ClusterSettings, ServerSettings
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.processes import Process
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.process import Process
 
 ADDRESS, KEY = "MEGATRON_CONTROLLER", "MEGATRON_CONTROLLER_KEY"
 _BEAT_S = 1.0

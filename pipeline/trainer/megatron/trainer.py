@@ -16,12 +16,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from pipeline.broadcast.published import PublishedWeights, StoredWeights
 from pipeline.config import CellSettings
-from pipeline.launch.hosts import Host, cell_hosts, free_port, interface_of
-from pipeline.launch.placement import place
-from pipeline.launch.processes import Process, ProcessSpec, stop_all
-from pipeline.launch.scratch import scratch_folder
+from pipeline.processes.hosts import Host, cell_hosts, free_port, interface_of
+from pipeline.processes.placement import place
+from pipeline.processes.process import Process, ProcessSpec, stop_all
+from pipeline.processes.scratch import scratch_folder
+from pipeline.published_weights import PublishedWeights, StoredWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.broadcast.published import shards
+from pipeline.published_weights import shards
 from pipeline.sections import ModelSettings
 from pipeline.trainer.megatron.files import StoredTensors
 from pipeline.trainer.megatron.layout import Groups

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.artifacts import Cell, read_json, write_text
 from pipeline.config import CellSettings, Settings, load_settings
-from pipeline.launch.finding import Finding
+from pipeline.doctor.finding import Finding
 from pipeline.policy.warm_start import warm_start
 from pipeline.problems.prepare import prepare
 

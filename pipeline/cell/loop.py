@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import checkpoint
-from pipeline.checkpoint import CellState
+from pipeline.cell import checkpoint
+from pipeline.cell.checkpoint import CellState
 from pipeline.config import CellSettings
 from pipeline.evaluation.evaluate import Evaluation
-from pipeline.launch.stop import PlannedStop, Stop
 from pipeline.policy.tokenizer import Tokenizer
+from pipeline.processes.stop import PlannedStop, Stop
 from pipeline.records import Problem, RolloutBatch, Sample
 from pipeline.rollout.collector import Collector
 from pipeline.rollout.engine import RolloutEngine

@@ -1,6 +1,6 @@
 """The processes that a cell starts beside itself: servers and training ranks.
 
-A ProcessSpec says what runs where; a Process runs it under pipeline/launch/guard.py, which ends it with all its descendants when
+A ProcessSpec says what runs where; a Process runs it under pipeline/processes/guard.py, which ends it with all its descendants when
 the starter ends or closes it. On another node of the job the guard runs in a SLURM step, whose srun passes on the starter's end of
 the pipe. Each process writes a log of its own, whose tail goes into the message when it dies.
 """
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.launch import guard
-from pipeline.launch.errors import EngineDied
-from pipeline.launch.hosts import THIS_HOST, Host
+from pipeline.processes import guard
+from pipeline.processes.errors import EngineDied
+from pipeline.processes.hosts import THIS_HOST, Host
 
 _TAIL_LINES, _TAIL_BYTES = 15, 1 << 16
 # a step inherits this process's CPUs and tasks from the rest of SLURM's variables, which is another step's business

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.planning.constants import DEVICES, Pace, gpu_rates
+from pipeline.planning.constants import DEVICES, Device, Pace, gpu_rates
 from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import QWEN3_30B_A3B, ModelSize
 from pipeline.planning.placement import Servers
-from pipeline.planning.timing import Lengths, generation_s, stream_tokens_per_s, training_s, transport_s
+from pipeline.planning.timing import Lengths, decode_step_s, generation_s, slots_of, training_s, transport_s
 
 _SIZE: ModelSize = QWEN3_30B_A3B
 
@@ -42,6 +42,13 @@ class Comparison:
 def _both(device: str, compute: Callable[[Pace], float], publication: str = "distributed") -> Interval:
     rates = gpu_rates(DEVICES[device], publication)
     return Interval(*sorted(compute(rates.pace(best)) for best in (True, False)))
+
+
+def stream_tokens_per_s(size: ModelSize, device: Device, servers: Servers, pace: Pace, lengths: Lengths, in_flight: float) -> float:
+    """Response tokens per second of all servers when finished responses are replaced at once (fully asynchronous)."""
+    active = min(in_flight / servers.count, slots_of(size, device, servers, lengths))
+    step = decode_step_s(size, device, servers.tensor_parallel, pace, active, active * lengths.context)
+    return servers.count * active / step
 
 
 @dataclass(frozen=True)

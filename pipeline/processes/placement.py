@@ -1,6 +1,6 @@
 """Where the processes of a cell run: the training ranks first, node by node and one GPU each, the servers on the GPUs after them.
 
-The one source of this for both engines. It knows nodes by their index; pipeline/launch/hosts.py knows which machines they are.
+The one source of this for both engines. It knows nodes by their index; pipeline/processes/hosts.py knows which machines they are.
 On a CPU a node's GPUs are places for processes, without a device; with gpus_per_node 0 every process is on the one node.
 """
 

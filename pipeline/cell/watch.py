@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
-from pipeline.launch.status import cell_states, run_settings, status_table
+from pipeline.cell.status import cell_states, run_settings, status_table
 
 _REFRESH_S = 1.0
 

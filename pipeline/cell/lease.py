@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.artifacts import write_text
-from pipeline.launch.stop import Stop
+from pipeline.processes.stop import Stop
 
 SILENCE_S = 600.0  # far above the interval of touches: a shared file system may be slow
 _TOUCH_S = 20.0

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from pipeline.launch import listener
-from pipeline.launch.processes import step, step_environment
+from pipeline.processes import listener
+from pipeline.processes.process import step, step_environment
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: try again later
 _ASK_S = 60.0

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from pipeline.artifacts import atomic_folder, atomic_path, read_json, sha256, sha256_of, write_json
-from pipeline.broadcast.published import PublishedWeights
+from pipeline.artifacts import atomic_folder, read_json, sha256, sha256_of, write_json, write_rows
+from pipeline.published_weights import PublishedWeights
 from pipeline.trainer.trainer import PolicyTrainer
 
 _KEEP = 2  # the newest checkpoint and the one to fall back on
@@ -140,9 +139,3 @@ def _read(checkpoint: Path) -> tuple[CellState, list[int]]:
 def _moved(source: Path, folder: Path) -> PublishedWeights:
     PublishedWeights.read(source).write(folder / source.name)
     return PublishedWeights.read(folder / source.name)
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows of one kind as a parquet file, atomically."""
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows), temporary)

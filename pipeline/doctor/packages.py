@@ -1,93 +1,24 @@
 """What the interpreters of a run have installed, against the pins in envs/: the controller's, the servers' and the ranks'.
 
-Each is asked by a small program that it runs itself, so that an environment or an image is seen as its processes will see it. The
-controller's pins are cpu.txt's; an engine's are those of cluster-gpu.txt, or of cluster-cpu.txt on a CPU - there also the
+The controller's pins are cpu.txt's; an engine's are those of cluster-gpu.txt, or of cluster-cpu.txt on a CPU - there also the
 controller's, which is the same interpreter. A trainer's torch is its own affair: only SGLang asks for one version.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import CellSettings, Settings
-from pipeline.launch.finding import GIB, Finding, Status
+from pipeline.config import Settings
+from pipeline.doctor.finding import GIB, Finding, Status
+from pipeline.processes.interpreters import Interpreter, ask, engine_interpreters
 
 OLDEST_GLIBC = (2, 34)  # sglang has no wheels for older ones
 ENVIRONMENTS = Path("envs")
-_TIMEOUT_S = 600  # the first import of an engine from a network file system
-_PROBE = """
-import importlib, importlib.metadata as m, json, os, shutil, subprocess, sys
-names, modules, devices = json.loads(sys.argv[1])
-found, errors, gpus, nccl, nvcc = {}, {}, [], None, None
-for name in names:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: found[name] = None
-for name in modules:
-    try: importlib.import_module(name)
-    except Exception as error: errors[name] = f"{type(error).__name__}: {error}"[:300]
-if devices and found.get("torch"):
-    import torch
-    if torch.cuda.is_available():
-        gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(torch.cuda.device_count())]
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-compiler = os.path.join(home, "bin", "nvcc") if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-if os.access(compiler, os.X_OK): nvcc = compiler
-print(json.dumps({"packages": found, "errors": errors, "gpus": gpus, "nccl": nccl, "nvcc": nvcc,
-                  "glibc": os.confstr("CS_GNU_LIBC_VERSION"), "python": sys.version.split()[0]}))
-"""
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """What runs a part of the run. name: controller, server or trainer.  command: the words before Python's own arguments.
-
-    pinned: packages that must have the version in envs/.  present: packages of any version.  modules: what must be importable.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    pinned: tuple[str, ...]
-    present: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return " ".join(self.command)
-
-
-def engine_interpreters(settings: Settings | CellSettings) -> list[Interpreter]:
-    """The interpreters of the engines that the settings name; lm-eval and its grader run where SGLang does."""
-    cluster, found = settings.cluster, []
-    if settings.rollout.engine == "sglang" and cluster:
-        pinned = ("sglang", "torch", "transformers", "lm-eval", "math-verify")
-        found.append(Interpreter("server", cluster.server_command, pinned, ("safetensors",), ("sglang", "lm_eval")))
-    if settings.megatron and settings.trainer.engine == "megatron" and cluster:
-        transformer = settings.megatron.layer_spec == "transformer_engine"
-        pinned = ("megatron-core", *(["transformer-engine"] if transformer else []))
-        modules = ("megatron.core", *(["transformer_engine.pytorch"] if transformer else []))
-        found.append(
-            Interpreter("trainer", cluster.trainer_command, pinned, ("torch", "numpy", "pydantic", "safetensors"), modules)
-        )
-    return found
-
-
-def engine_packages(settings: CellSettings) -> dict[str, str]:
-    """The versions that a cell's engines have, as "sglang (server)"; of an interpreter that does not answer, why."""
-    found: dict[str, str] = {}
-    for interpreter in engine_interpreters(settings):
-        try:
-            packages = ask(replace(interpreter, modules=()), devices=False)["packages"]
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            packages = {"all": f"not known: {error}"}
-        found |= {f"{name} ({interpreter.name})": version for name, version in packages.items() if version}
-    return found
 
 
 def examine_interpreters(settings: Settings) -> Iterator[Finding]:
@@ -172,20 +103,6 @@ def _same_torch(torches: dict[str, str | None]) -> Iterator[Finding]:
     ours, theirs = ((torches.get(name) or "none").split("+")[0] for name in ("controller", "server"))
     remedy = "" if ours == theirs else "set servers.publication to distributed or disk, or install one torch on both sides"
     yield Finding("torch on both sides", "ok" if ours == theirs else "warning", f"controller {ours}, server {theirs}", remedy)
-
-
-def ask(interpreter: Interpreter, *, devices: bool) -> dict[str, Any]:
-    """The probe's answer, with its GPUs if `devices`.
-
-    ValueError where it ends by an error or says something else, OSError where there is no such command.
-    """
-    names = [*interpreter.pinned, *interpreter.present]
-    question = json.dumps([names, interpreter.modules, devices])
-    command = [*interpreter.command, "-c", _PROBE, question]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode or not done.stdout.strip():
-        raise ValueError(f"ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def read_pins(path: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.published_files import make_problems, write_dapo, write_dolci
 from pipeline.config import load_settings
-from pipeline.policy.chat import read_chat_template, read_stop_tokens
 from pipeline.policy.tokenizer import read_tokenizer
+from pipeline.problems.chat import read_chat_template, read_stop_tokens
 from pipeline.problems.prepare import prepare, read_problems
 from pipeline.section import SettingsError
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.config import CellSettings
-from pipeline.launch.hosts import Host, cell_hosts
-from pipeline.launch.placement import place
-from pipeline.launch.processes import ProcessSpec, launcher
+from pipeline.processes.hosts import Host, cell_hosts
+from pipeline.processes.placement import place
+from pipeline.processes.process import ProcessSpec, launcher
 
 PORT = "PORT"  # chosen when the process starts, as are keys
 

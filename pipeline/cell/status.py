@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.artifacts import Cell, Layout, read_json
+from pipeline.cell.failure import failure_path
+from pipeline.cell.heartbeat import HEARTBEAT, alive
 from pipeline.config import CellSettings, Settings, changed_settings, fingerprint, load_settings, read_settings
-from pipeline.launch.failure import failure_path
-from pipeline.launch.heartbeat import HEARTBEAT, alive
 
 State = Literal["running", "failed", "stale", "resumable", "queued", "missing", "finished"]
 STATES: tuple[State, ...] = ("running", "failed", "stale", "resumable", "queued", "missing", "finished")

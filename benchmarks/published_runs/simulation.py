@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.published_runs.decode_pool import DecodePool, StepTime
 from pipeline.planning.constants import Device, Pace
-from pipeline.planning.decode_pool import DecodePool, StepTime
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.placement import Servers
 from pipeline.planning.timing import Lengths, decode_step_s, generation_s, slots_of, training_s

@@ -13,23 +13,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline import checkpoint
-from pipeline.artifacts import atomic_folder, atomic_path, read_json, sha256, write_json
-from pipeline.checkpoint import CellState, write_rows
+from pipeline.artifacts import atomic_folder, atomic_path, read_json, sha256, write_json, write_rows
+from pipeline.cell import checkpoint
+from pipeline.cell.attempts import begin_attempt
+from pipeline.cell.checkpoint import CellState
+from pipeline.cell.failure import FailureRecord
+from pipeline.cell.heartbeat import HEARTBEAT, Heartbeat
+from pipeline.cell.lease import lease
+from pipeline.cell.loop import CellInputs, CellRun
+from pipeline.cell.progress import CellProgress
 from pipeline.config import CellSettings, fingerprint
-from pipeline.launch.attempts import begin_attempt
-from pipeline.launch.engines import policy_trainer, rollout_engine
-from pipeline.launch.failure import FailureRecord
-from pipeline.launch.heartbeat import HEARTBEAT, Heartbeat
-from pipeline.launch.interpreters import engine_packages
-from pipeline.launch.lease import lease
-from pipeline.launch.progress import CellProgress
-from pipeline.launch.stop import Stop, stop_on_signals
-from pipeline.loop import CellInputs, CellRun
+from pipeline.engines import policy_trainer, rollout_engine
 from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
+from pipeline.processes.interpreters import engine_packages
+from pipeline.processes.stop import Stop, stop_on_signals
 
 KEPT = "results"  # a finished cell's results, in its state: Snakemake may delete those that it knows
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pyarrow", "snakemake")

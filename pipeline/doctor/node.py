@@ -1,6 +1,6 @@
 """Whether this node can run the cells of a preset: `python -m pipeline doctor`. Every finding says what to do.
 
-Checks are pure of side effects but for small files that are removed again. `--smoke` (pipeline/launch/smoke.py) goes further and
+Checks are pure of side effects but for small files that are removed again. `--smoke` (pipeline/doctor/smoke.py) goes further and
 trains two steps of the tiny policy through the engines and the device that the preset names.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from pipeline.artifacts import Layout, read_json, sha256
 from pipeline.config import Settings
-from pipeline.launch.finding import GIB, Finding, Status
-from pipeline.launch.interpreters import examine_interpreters
+from pipeline.doctor.finding import GIB, Finding, Status
+from pipeline.doctor.packages import examine_interpreters
 from pipeline.planning.estimate import plan_run
 from pipeline.policy.checkpoint import MANIFEST, hf_shapes
 from pipeline.policy.fetch import check_tensors

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.published_runs.simulation import Regime, Scenario, simulate_cell
 from pipeline.planning.constants import DEVICES, gpu_rates
 from pipeline.planning.model_size import QWEN3_30B_A3B, QWEN25_7B, ModelSize
-from pipeline.planning.simulation import Regime, Scenario, simulate_cell
 from pipeline.planning.timing import Lengths, transport_s
 
 
