@@ -11,8 +11,9 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     broadcast/     published versions of the weights
     loop.py        the paper's algorithm box
     evaluation/  scores of published versions                       rules score_base, score_cell
-    assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
-    audit/       what the published numbers say by arithmetic       rule audit
+    results/     cells read, summarised, tabled, contrasted         rule collect
+    paper/       Table 1, Figures 2 to 5, claims, diff, report      rules table1, figures, diff, report
+      audit/       what the published numbers say by arithmetic     rule audit
 
 records.py holds what crosses the arrows, artifacts.py where it lies on disk, sections.py and config.py what can be set;
 launch/ starts processes and tells where cells stand, planning/ says beforehand what they take.
