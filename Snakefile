@@ -18,7 +18,7 @@ pipeline = f"{sys.executable} -m pipeline"
 CELL = f"{paths.results}/cells/{{method}}/lag{{lag}}/seed{{seed}}"
 REFERENCE = expand("results/reference/{name}", name=["table1.csv", "curves.csv", "claims.yaml"])
 FIGURES = ["figure2", "figure3", "figure4", "figure5", "stress_panel", "sat_panel", "lag_histogram"]
-CAPTION = "pipeline/assemble/captions/{}.rst".format
+CAPTION = "pipeline/paper/captions/{}.rst".format
 RUNS = expand(f"{paths.results}/cells/{{cell}}/run.json", cell=cells)
 SCORES = expand(f"{paths.results}/cells/{{cell}}/scores.parquet", cell=cells)
 

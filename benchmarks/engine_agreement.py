@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.assemble.runs import outcome_matrix
 from pipeline.evaluation.estimators import paired_difference
+from pipeline.results.runs import outcome_matrix
 
 
 def outcomes(cells: list[Path]) -> np.ndarray:

@@ -4,7 +4,7 @@ A bounded search (at most 60 runs) around preset tiny, on plain GRPO and GSPO an
 fixed before any of these runs (docs/regime.md):
 
 1. Every candidate is screened at its large lag with the first seed.
-2. Where a method collapses (pipeline/assemble/collapse.py), it is trained at that lag with the second seed as well, and where both
+2. Where a method collapses (pipeline/results/collapse.py), it is trained at that lag with the second seed as well, and where both
    collapse no sooner than half-way, at lag 1 with both.
 3. A method shows the paper's picture where it does so, and at lag 1 neither collapses nor ends (mean of the trailing quarter of the
    evaluations) less than 5 points above the base policy.
@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.tuning import SEEDS, TINY, make_base_policy, make_tiny_inputs, tiny, train
 from pipeline.artifacts import Cell
-from pipeline.assemble.collapse import Collapse, find_collapse
-from pipeline.assemble.runs import CellRun, read_cell
 from pipeline.evaluation.estimators import tail_mean
+from pipeline.results.collapse import Collapse, find_collapse
+from pipeline.results.runs import FinishedRun, read_cell
 
 HEALTHY_GAIN = 0.05
 MAX_RUNS = 60
@@ -112,7 +112,7 @@ class Trial:
         print(f"{self.candidate.name}/{self.cell}: {self.row}", file=sys.stderr, flush=True)
 
     @cached_property
-    def result(self) -> CellRun:
+    def result(self) -> FinishedRun:
         """What the finished run left."""
         return read_cell(self.folder, self.cell, tiny(self.candidate.changes))[0]
 

@@ -10,8 +10,9 @@ One algorithm, two sets of engines. Data flows in the order of these modules, ea
     trainer/       one optimizer step
     cell/          one cell's life; cell/loop.py is the paper's algorithm box
     evaluation/  scores of published versions                       rules score_base, score_cell
-    assemble/    table, figures, claims, diff, report               rules collect, table1, figures, diff, report
-    audit/       what the published numbers say by arithmetic       rule audit
+    results/     cells read, summarised, tabled, contrasted         rule collect
+    paper/       Table 1, Figures 2 to 5, claims, diff, report      rules table1, figures, diff, report
+      audit/       what the published numbers say by arithmetic     rule audit
 
 Below them, records.py holds what crosses the arrows, published_weights.py the versions of the weights, artifacts.py where it all
 lies on disk, sections.py and config.py what can be set; processes/ starts and ends what runs beside a cell, engines.py chooses it.

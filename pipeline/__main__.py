@@ -17,7 +17,7 @@ from pipeline import config, sections
 from pipeline.artifacts import Layout
 
 if TYPE_CHECKING:
-    from pipeline.assemble.runs import Results
+    from pipeline.results.runs import Results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -109,7 +109,7 @@ def mismatch(settings: SettingsFile, problems: Problems, base_policy: BasePolicy
 @app.command()
 def assemble(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """All of collect, table1, figures, diff and report in one process, from whatever cells there are."""
-    from pipeline.assemble.stages import assemble as run
+    from pipeline.paper.stages import assemble as run
 
     resolved = _run_settings(settings, preset)
     run(Layout(resolved.preset), resolved)
@@ -118,7 +118,7 @@ def assemble(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 @app.command()
 def collect(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Summarise every cell there is into cells.parquet and cells.csv; missing and unreadable ones are listed."""
-    from pipeline.assemble.collect import collect_stage
+    from pipeline.results.collect import collect_stage
 
     results, folder = _results(settings, preset)
     collect_stage(results, folder / "cells.parquet", folder / "cells.csv")
@@ -127,7 +127,7 @@ def collect(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 @app.command()
 def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write Table 1 as Markdown, CSV and LaTeX."""
-    from pipeline.assemble.table1 import table1_stage
+    from pipeline.paper.table1 import table1_stage
 
     results, folder = _results(settings, preset)
     table1_stage(results, folder / "cells.parquet", *(folder / f"table1.{kind}" for kind in ("md", "csv", "tex")))
@@ -136,7 +136,7 @@ def table1(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 @app.command()
 def glance(table: Annotated[Path, typer.Argument(help="table1.csv of a run, e.g. results/tiny-reference/table1.csv.")]) -> None:
     """Print the results at a glance, in Markdown: every method's accuracy and mismatch at each lag."""
-    from pipeline.assemble.glance import glance as read
+    from pipeline.results.glance import glance as read
 
     for line in read(table):
         print(line)
@@ -145,7 +145,7 @@ def glance(table: Annotated[Path, typer.Argument(help="table1.csv of a run, e.g.
 @app.command()
 def figures(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Draw every figure as PNG and SVG, with the plotted data as CSV."""
-    from pipeline.assemble.figures import finish_drawing, start_drawing
+    from pipeline.paper.figures import finish_drawing, start_drawing
 
     results, folder = _results(settings, preset)
     finish_drawing(start_drawing(results, folder / "figures"))
@@ -158,7 +158,7 @@ def diff(
     fail_on: Annotated[list[str], typer.Option(help="End with status 1 if a cell or claim has this verdict: not-reproduced.")] = [],  # noqa: B006
 ) -> None:
     """Compare the run with the paper, cell by cell and claim by claim."""
-    from pipeline.assemble.diff import diff_exit_status, diff_stage
+    from pipeline.paper.diff import diff_exit_status, diff_stage
 
     results, folder = _results(settings, preset)
     markdown, csv, json = (folder / f"diff.{kind}" for kind in ("md", "csv", "json"))
@@ -170,7 +170,7 @@ def diff(
 @app.command()
 def report(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     """Write report.html, one self-contained page, and report.md."""
-    from pipeline.assemble.report import report_stage
+    from pipeline.paper.report import report_stage
 
     results, folder = _results(settings, preset)
     pages = folder / "report.html", folder / "report.md"
@@ -183,14 +183,15 @@ def sources(settings: RunSettings = None, preset: Preset = "tiny") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from pipeline.assemble.collect import read_summary
-    from pipeline.assemble.decomposition import read_levels, view
-    from pipeline.assemble.table1 import rows_of
+    from pipeline.paper.table1 import FORM
+    from pipeline.results.collect import read_summary
+    from pipeline.results.decomposition import read_levels, view
+    from pipeline.results.table import rows_of
 
     results, folder = _results(settings, preset)
     shown = view(
         read_levels(folder / "mismatch.json"),
-        rows_of(results, read_summary(folder / "cells.parquet")),
+        rows_of(results, read_summary(folder / "cells.parquet"), FORM),
         results.settings.rollout.dtype,
     )
     levels, causes = Table(*shown["head"], title="mean |log pi - log mu|"), Table("Cause", "Adds", "Which is")
@@ -203,7 +204,7 @@ def sources(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 @app.command()
 def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
     """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
-    from pipeline.audit.page import audit_stage
+    from pipeline.paper.audit.page import audit_stage
 
     audit_stage(out)
 
@@ -242,7 +243,7 @@ def _run_settings(settings: Path | None, preset: str) -> config.Settings:
 
 def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
     """What the cells of a run have left on disk, and the folder of its results."""
-    from pipeline.assemble.runs import read_results
+    from pipeline.results.runs import read_results
 
     resolved = _run_settings(settings, preset)
     layout = Layout(resolved.preset)

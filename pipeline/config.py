@@ -106,12 +106,6 @@ class Settings(Section):
         return self
 
     @property
-    def large_lag(self) -> str:
-        """What the table sets against lag 1: the largest of its lags; 8, the paper's, where it has none beyond 1."""
-        largest = {lag: self.lags[lag].range()[1] for lag in self.cells.table.lags}
-        return max((lag for lag in largest if largest[lag] > 1), key=largest.__getitem__, default="8")
-
-    @property
     def scores_aime24_too(self) -> bool:
         """Whether lm-eval scores a cell on AIME 2024 besides its own scoring problems, which are others."""
         return self.rollout.engine == "sglang" and self.problems.kind != "dapo_dolci"

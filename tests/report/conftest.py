@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.stages import assemble
+from pipeline.paper.stages import assemble
 from tests.unit import synthetic_results as synthetic
 
 # runs in the page once it is laid out and leaves what it saw in the document around it

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.figures import FIGURES
+from pipeline.paper.figures import FIGURES
 
 
 def test_it_renders_without_an_error_or_a_missing_image(browser, page: Path):

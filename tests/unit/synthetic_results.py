@@ -17,7 +17,7 @@ import pandas as pd
 
 from pipeline.artifacts import Cell, Layout, write_json
 from pipeline.config import Settings, fingerprint, load_settings
-from pipeline.objective.methods import Method, method_of
+from pipeline.results.families import family, has
 from pipeline.rollout.schedule import Schedule
 
 OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
@@ -150,11 +150,11 @@ def _steps(
     onset: int | None,
     bad: list[int],
 ) -> pd.DataFrame:
-    method, n = method_of(cell.method), len(ability)
+    n, replayed = len(ability), has(cell.method, "R3")
     steps = np.arange(n)
     lag = np.array([schedule.lag(step) for step in steps])
     noise = np.exp(rng.normal(0, 0.08, n))
-    mismatch = 0.003 * (0.75 if method.routing_replay else 1.0) * (1 + 0.6 * lag) * (1 + 1.2 * np.exp(-steps / 12)) * noise
+    mismatch = 0.003 * (0.75 if replayed else 1.0) * (1 + 0.6 * lag) * (1 + 1.2 * np.exp(-steps / 12)) * noise
     if onset is not None:
         mismatch *= np.where(steps > onset, np.exp(np.minimum((steps - onset) / 15, 3.0)), 1.0)
     tokens = rng.integers(2200, 3000, n)
@@ -183,7 +183,7 @@ def _steps(
             "grad_norm": 0.4 * noise,
             "skipped": False,
             "finite": True,
-            **_diagnostics(rng, method, mismatch),
+            **_diagnostics(rng, cell.method, mismatch),
             "generate_s": 0.12,
             "wait_s": 0.02,
             "train_s": 0.11,
@@ -196,10 +196,10 @@ def _steps(
     return frame
 
 
-def _diagnostics(rng: np.random.Generator, method: Method, mismatch: np.ndarray) -> dict[str, object]:
+def _diagnostics(rng: np.random.Generator, method: str, mismatch: np.ndarray) -> dict[str, object]:
     """The columns that follow from the mismatch; NaN where the method has no such thing."""
     n = len(mismatch)
-    sat, nan = method.clip_rule == "sat", np.full(n, np.nan)
+    sat, tis, nan = has(method, "SAT"), has(method, "TIS"), np.full(n, np.nan)
     return {
         "mismatch": mismatch,
         "mismatch_response_mean": mismatch * 1.02,
@@ -210,9 +210,9 @@ def _diagnostics(rng: np.random.Generator, method: Method, mismatch: np.ndarray)
         "ratio_max": 1 + 30 * mismatch,
         "clip_share_low": 0.4 * mismatch,
         "clip_share_high": 0.5 * mismatch,
-        "mask_share": mismatch if method.clip_rule == "dppo" else nan,
-        "tis_truncated_share": 0.1 * mismatch if method.truncated_importance_sampling else nan,
-        "tis_weight_mean": 1 - 0.1 * mismatch if method.truncated_importance_sampling else nan,
+        "mask_share": mismatch if family(method) == "dppo" else nan,
+        "tis_truncated_share": 0.1 * mismatch if tis else nan,
+        "tis_weight_mean": 1 - 0.1 * mismatch if tis else nan,
         "sat_quantile": 2.2 * mismatch if sat else nan,
         "sat_gate_share": np.clip(rng.normal(0.097, 0.002, n), 0, 0.1) if sat else nan,
         "sat_min_contraction": 0.05 if sat else nan,

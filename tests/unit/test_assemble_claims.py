@@ -11,18 +11,19 @@ import pytest
 import yaml
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.claims import KEYS, evaluate, evaluate_claims, judge
-from pipeline.assemble.collect import summarise
-from pipeline.assemble.comparison import compare_cell, same
-from pipeline.assemble.diff import diff_exit_status
-from pipeline.assemble.evidence import STATISTICS, Context, Evidence, Side, cycle_contrasts, decide, find, pairs_of
-from pipeline.assemble.presets import PRESETS
-from pipeline.assemble.reference import read_reference
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.table1 import rows_of
-from pipeline.assemble.verdicts import VERDICTS, weakest
 from pipeline.evaluation.estimators import Interval
 from pipeline.objective.methods import TABLE_1
+from pipeline.paper.claims import KEYS, evaluate, evaluate_claims, judge
+from pipeline.paper.comparison import compare_cell, same
+from pipeline.paper.diff import diff_exit_status
+from pipeline.paper.evidence import STATISTICS, Context, Evidence, Side, cycle_contrasts, decide, find, pairs_of
+from pipeline.paper.presets import PRESETS
+from pipeline.paper.reference import read_reference
+from pipeline.paper.table1 import FORM
+from pipeline.paper.verdicts import VERDICTS, weakest
+from pipeline.results.collect import summarise
+from pipeline.results.runs import read_results
+from pipeline.results.table import rows_of
 from tests.unit import synthetic_results as synthetic
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -314,7 +315,7 @@ def test_the_paper_s_own_preset_is_compared_at_its_very_problems(tmp_path, monke
     made = synthetic.write_run(tmp_path, synthetic.World({}), synthetic.cells(["grpo"], ["1"]))
     monkeypatch.chdir(tmp_path)
     results, reference = read_results(made.layout, made.settings), read_reference()
-    (row,) = rows_of(results, summarise(results))
+    (row,) = rows_of(results, summarise(results), FORM)
     full = dataclasses.replace(results, settings=results.settings.model_copy(update={"preset": "full"}))
     found = compare_cell(row, full, reference)
     assert found.score.ours == pytest.approx(100 * row.best) and found.score.difference == pytest.approx(100 * row.best - 31.25)

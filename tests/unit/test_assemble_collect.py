@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.collapse import find_collapse, lasting_fall, leaves_band
-from pipeline.assemble.collect import COLUMNS, collect_stage, mismatch_series, read_summary, summarise
-from pipeline.assemble.reference import read_reference
-from pipeline.assemble.runs import read_cell, read_results
+from pipeline.paper.reference import read_reference
+from pipeline.results.collapse import find_collapse, lasting_fall, leaves_band
+from pipeline.results.collect import COLUMNS, collect_stage, mismatch_series, read_summary, summarise
+from pipeline.results.runs import read_cell, read_results
 from tests.unit import synthetic_results as synthetic
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"

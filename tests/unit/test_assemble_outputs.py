@@ -16,15 +16,16 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.artifacts import Cell
-from pipeline.assemble.collect import collect_stage
-from pipeline.assemble.diff import diff_stage
-from pipeline.assemble.figures import FIGURES, figures_stage
-from pipeline.assemble.report import inline_svg, report_stage
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.stages import assemble as assemble_all
-from pipeline.assemble.table1 import notes, table1_stage
 from pipeline.config import load_settings
 from pipeline.objective.methods import TABLE_1
+from pipeline.paper.diff import diff_stage
+from pipeline.paper.figures import FIGURES, figures_stage
+from pipeline.paper.report import inline_svg, report_stage
+from pipeline.paper.stages import assemble as assemble_all
+from pipeline.paper.table1 import table1_stage
+from pipeline.results.collect import collect_stage
+from pipeline.results.runs import read_results
+from pipeline.results.table import notes
 from tests.unit import synthetic_results as synthetic
 
 OUT = Path("out")

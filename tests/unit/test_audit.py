@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.assemble.reference import read_reference
-from pipeline.audit.granularity import chance_of_one, fit, numerator, smallest_common
-from pipeline.audit.page import audit_stage
-from pipeline.audit.protocol import (
+from pipeline.evaluation.power import Difficulty, expected_maximum, power, smallest_detectable
+from pipeline.paper.audit.granularity import chance_of_one, fit, numerator, smallest_common
+from pipeline.paper.audit.page import audit_stage
+from pipeline.paper.audit.protocol import (
     CLOSE,
-    Protocol,
+    PaperProtocol,
     closeness,
     impossible_steps,
     labelled_batches,
@@ -21,13 +21,13 @@ from pipeline.audit.protocol import (
     protocols_share,
     score_curves,
 )
-from pipeline.audit.resolution import inflation, noises, resolution, sat_gaps
-from pipeline.evaluation.power import Difficulty, expected_maximum, power, smallest_detectable
+from pipeline.paper.audit.resolution import inflation, noises, resolution, sat_gaps
+from pipeline.paper.reference import read_reference
 
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = read_reference(REPOSITORY / "results" / "reference")
 VALUES = [float(value) for value in REFERENCE.table["aime24"]]
-PROTOCOL = Protocol.of(REFERENCE)
+PROTOCOL = PaperProtocol.of(REFERENCE)
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,30 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.assemble import variants
-from pipeline.assemble.collect import summarise
-from pipeline.assemble.contrasts import contrasts, pairs
-from pipeline.assemble.differences import contrast_rows
-from pipeline.assemble.evidence import Evidence
-from pipeline.assemble.figures import FIGURES
-from pipeline.assemble.reference import read_reference
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.table1 import rows_of
-from pipeline.assemble.undecided import resolution, summary
-from pipeline.assemble.variants import setting_effects, setting_rows
 from pipeline.evaluation.estimators import Interval, holm
+from pipeline.objective.methods import TABLE_1
+from pipeline.paper.evidence import Evidence
+from pipeline.paper.figures import FIGURES
+from pipeline.paper.lags import LAGS
+from pipeline.paper.reference import read_reference
+from pipeline.paper.table1 import FORM
+from pipeline.paper.undecided import resolution, summary
+from pipeline.results import variants
+from pipeline.results.collect import summarise
+from pipeline.results.contrasts import contrast_rows, contrasts, pairs
+from pipeline.results.runs import read_results
+from pipeline.results.table import rows_of
+from pipeline.results.variants import setting_effects, setting_rows
 from tests.unit import synthetic_results as synthetic
 
 ABOVE = {"statistic": "accuracy", "direction": "above", "threshold": 0.0}
 
 
 def test_pairs_differ_in_one_thing():
-    found = list(pairs())
+    found = list(pairs(TABLE_1, LAGS))
     assert Counter(what for what, _, _ in found) == {"lag": 13, "R3": 12, "SAT": 8, "TIS": 8}
     rows = [(method, "8-15") for method in ("grpo", "grpo-r3", "sat-grpo", "grpo-tis", "dppo", "grpo-uncorrected")]
-    more = set(pairs([*rows, ("gspo-uncorrected", "8"), ("gspo-uncorrected", "1"), ("gspo", "1")])) - set(found)
+    more = set(pairs(TABLE_1, LAGS, [*rows, ("gspo-uncorrected", "8"), ("gspo-uncorrected", "1"), ("gspo", "1")])) - set(found)
     assert more == {
         ("R3", "grpo-r3@8-15", "grpo@8-15"),
         ("SAT", "sat-grpo@8-15", "grpo@8-15"),
@@ -39,14 +41,14 @@ def test_pairs_differ_in_one_thing():
     }
     assert ("SAT", "sat-gspo-r3@8", "gspo-r3@8") in found and ("lag", "dppo@8", "dppo@1") in found
     assert not any(a.startswith("dppo") for what, a, _ in found if what != "lag")
-    assert ("lag", "dppo@8-15", "dppo@1") in pairs(large_lag="8-15")
+    assert ("lag", "dppo@8-15", "dppo@1") in pairs(TABLE_1, LAGS, large_lag="8-15")
 
 
 def test_differences_are_those_of_the_scores_and_corrected_over_the_list(tmp_path, monkeypatch):
     made = synthetic.write_run(tmp_path, synthetic.World({}, seed_sd=0.0), synthetic.cells(["grpo", "sat-grpo"], ["1", "8"]))
     monkeypatch.chdir(tmp_path)
     results = read_results(made.layout, made.settings)
-    found = contrasts(results)
+    found = contrasts(results, TABLE_1, LAGS)
     assert [(item.a, item.b) for item in found] == [
         ("grpo@8", "grpo@1"), ("sat-grpo@8", "sat-grpo@1"), ("sat-grpo@1", "grpo@1"), ("sat-grpo@8", "grpo@8"),
     ]  # fmt: skip
@@ -64,13 +66,13 @@ def test_a_variant_is_a_row_of_its_own_beside_its_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = read_results(made.layout, made.settings)
     assert len(results.runs) == 8 and results.gaps == ()
-    rows = rows_of(results, summarise(results))
+    rows = rows_of(results, summarise(results), FORM)
     assert [row.label for row in rows if row.block == "variants"] == [
         f"{label}, eps high 0.28" for label in ("GRPO", "GSPO", "SAT-GRPO", "SAT-GSPO")
     ]
-    settings = [item for item in contrasts(results) if item.what == "setting"]
+    settings = [item for item in contrasts(results, TABLE_1, LAGS) if item.what == "setting"]
     assert settings[0].label == "GRPO, eps high 0.28 − GRPO, lag 8" and len(settings) == 4
-    (effect, *others) = setting_effects(results, contrasts(results))
+    (effect, *others) = setting_effects(results, contrasts(results, TABLE_1, LAGS))
     assert [effect.method for effect in others] == ["gspo+eps_high_0.28", "sat-grpo+eps_high_0.28", "sat-gspo+eps_high_0.28"]
     shares = [float(results.scored(name, "8", "last").mean()) for name in ("grpo", "grpo+eps_high_0.28")]
     assert effect.accuracy == pytest.approx(shares) and effect.points[0] == pytest.approx(shares[1] - shares[0])

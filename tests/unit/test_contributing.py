@@ -11,12 +11,13 @@ import torch
 import yaml
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.collect import summarise
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.table1 import render_markdown, rows_of
 from pipeline.config import load_settings
 from pipeline.objective.loss import objective
 from pipeline.objective.methods import METHODS, TABLE_1, Method
+from pipeline.paper.table1 import FORM
+from pipeline.results.collect import summarise
+from pipeline.results.runs import read_results
+from pipeline.results.table import render_markdown, rows_of
 from tests.unit import synthetic_results as synthetic
 from tests.unit.objective_reference import example, objective_settings
 
@@ -56,5 +57,5 @@ def test_the_example_is_all_that_the_table_needs(added, tmp_path, monkeypatch):
     made = synthetic.write_run(tmp_path, synthetic.World({}), {"cells": cells})
     monkeypatch.chdir(tmp_path)
     results = read_results(made.layout, made.settings)
-    text = render_markdown(rows_of(results, summarise(results)), results)
+    text = render_markdown(rows_of(results, summarise(results), FORM), results, FORM)
     assert "| DPPO on sequence ratios w/ R3 |" in text.split("## Further methods")[1]

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell
-from pipeline.assemble.curves import WINDOWS, compare_curves, period_of, published_curve, shape_of
-from pipeline.assemble.differences import curve_rows
-from pipeline.assemble.reference import read_reference
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.series import trailing_mean
+from pipeline.paper.curve_texts import curve_rows
+from pipeline.paper.curves import WINDOWS, compare_curves, period_of, published_curve, shape_of
+from pipeline.paper.reference import read_reference
+from pipeline.results.runs import read_results
+from pipeline.results.series import trailing_mean
 from tests.unit import synthetic_results as synthetic
 
 REFERENCE = read_reference(Path(__file__).parents[2] / "results" / "reference")

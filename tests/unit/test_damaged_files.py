@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell, read_json
-from pipeline.assemble.collect import collect_stage
-from pipeline.assemble.diff import diff_stage
-from pipeline.assemble.report import report_stage
-from pipeline.assemble.runs import read_results
+from pipeline.paper.diff import diff_stage
+from pipeline.paper.report import report_stage
+from pipeline.results.collect import collect_stage
+from pipeline.results.runs import read_results
 from tests.unit import synthetic_results as synthetic
 
 DAMAGED = Cell("grpo", "8", 0)

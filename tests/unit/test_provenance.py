@@ -13,10 +13,10 @@ import yaml
 from scipy.stats import spearmanr
 
 from pipeline.artifacts import Layout
-from pipeline.assemble.provenance import RULES, command, provenance
-from pipeline.assemble.ranks import spearman_interval
-from pipeline.assemble.runs import Results
 from pipeline.config import load_settings
+from pipeline.paper.ranks import spearman_interval
+from pipeline.results.provenance import RULES, command, provenance
+from pipeline.results.runs import Results
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "config.yaml"

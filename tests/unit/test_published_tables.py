@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.assemble.glance import glance
 from pipeline.evaluation.estimators import difference_at_fixed_problems
+from pipeline.results.glance import glance
 
 REPOSITORY = Path(__file__).parents[2]
 GROUPS = {  # the README's rows on preset stress

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from pipeline.artifacts import Cell, read_json
-from pipeline.assemble.collect import summarise
-from pipeline.assemble.decomposition import Level, in_training, read_levels, shares
-from pipeline.assemble.presets import other_presets, side_by_side
-from pipeline.assemble.responses import disagreements, traces
-from pipeline.assemble.runs import read_results
-from pipeline.assemble.stages import assemble
+from pipeline.paper.presets import other_presets, side_by_side
+from pipeline.paper.stages import assemble
+from pipeline.results.collect import summarise
+from pipeline.results.decomposition import Level, in_training, read_levels, shares
+from pipeline.results.responses import disagreements, traces
+from pipeline.results.runs import read_results
 from tests.unit import synthetic_results as synthetic
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.artifacts import Cell, Layout, read_json, write_json
-from pipeline.assemble.runs import read_results
 from pipeline.cell.failure import FailureRecord
 from pipeline.cell.heartbeat import HEARTBEAT, STALE_S, Heartbeat, alive
 from pipeline.cell.progress import CellProgress
@@ -19,6 +18,7 @@ from pipeline.cell.status import cell_states, run_settings, show_status
 from pipeline.config import Settings, fingerprint, load_settings
 from pipeline.dag import write_stage_settings
 from pipeline.planning.plan import _finished_runs
+from pipeline.results.runs import read_results
 from tests.unit.synthetic_results import World, cells, write_cell
 
 REPOSITORY = Path(__file__).parents[2]
