@@ -6,13 +6,15 @@ No section has a default of its own: a setting's default stands in config.yaml a
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
 
 from pipeline.objective.methods import METHODS, all_parts
 from pipeline.objective.part import Denominator, Part
 from pipeline.section import Section, unknown
+
+S = TypeVar("S", bound=Section)
 
 
 class ProblemSettings(Section):
@@ -151,6 +153,13 @@ class _CommonObjectiveSettings(Section):
         section = getattr(self, part.name)
         if section is None:
             raise ValueError(f"objective.{part.name} is missing, but the method has it; add it with its defaults to config.yaml")
+        return section
+
+    def section(self, kind: type[S]) -> S:
+        """The section that is a `kind`: section(SatSettings).quantile_alpha. Raises ValueError where it is missing."""
+        (part,) = (part for part in all_parts() if part.Settings is kind)
+        section = self.of_part(part)
+        assert isinstance(section, kind)
         return section
 
     def for_parts(self, parts: tuple[type[Part], ...]) -> ObjectiveSettings:

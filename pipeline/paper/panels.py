@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from pipeline.evaluation.estimators import avg_at_k
 from pipeline.objective.methods import METHODS, method_of
+from pipeline.objective.parts.ppo import PpoSettings
 from pipeline.paper.lags import STRESS, large_lag
 from pipeline.paper.reference import Reference
 from pipeline.results.drawing import (
@@ -90,9 +91,9 @@ def sat_panel(results: Results, reference: Reference) -> Drawn:
                 draw_curve(panel, curve, colour(method), style or pattern(method), q_label(method), window=WINDOW)
                 smallest.setdefault(name, []).append(curve.smoothed(WINDOW).values)
     rows += _draw_clipped(clipped, results, adaptive, lag)
-    objective, limit_share = results.settings.objective, gated_share_limit(results.settings)
+    limits, limit_share = results.settings.objective.section(PpoSettings), gated_share_limit(results.settings)
     gate.axhline(limit_share, color=GREY, linewidth=1.2, linestyle=":")
-    for limit in {objective.eps_low, objective.eps_high}:
+    for limit in {limits.eps_low, limits.eps_high}:
         radius.axhline(limit, color=GREY, linewidth=1.2, linestyle=":")
     log_axis(spread, spreads)
     log_axis(quantile, smallest.get("sat_quantile", []))

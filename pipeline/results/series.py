@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pipeline.config import Settings
+from pipeline.objective.parts.sat import SatSettings
 from pipeline.results.collect import mismatch_series
 from pipeline.results.runs import Results
 
@@ -102,9 +103,7 @@ def _curve(method: str, lag: str, quantity: str, lines: dict[int, pd.Series]) ->
 
 def gated_share_limit(settings: Settings) -> float:
     """The largest share of tokens that SAT can gate, 1 - alpha."""
-    alpha = settings.objective.quantile_alpha
-    assert alpha is not None, "config.yaml sets quantile_alpha; only a cell's own copy may lack it"
-    return 1.0 - alpha
+    return 1.0 - settings.objective.section(SatSettings).quantile_alpha
 
 
 def tidy(parts: list[pd.DataFrame]) -> pd.DataFrame:

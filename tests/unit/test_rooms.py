@@ -32,8 +32,8 @@ ROOMS = [
     "planning",
     "doctor",
     "dag",
-    "assemble",
-    "audit",
+    "results",
+    "paper",
     "__main__",
 ]
 
