@@ -138,8 +138,11 @@ class Settings(Section):
 
     def _differs(self, variant: VariantSettings) -> bool:
         """Whether a variant asks for anything but this run's own settings; where it does not, its rows are the table's."""
-        now = {name: getattr(self, name).model_dump() for name in variant.settings}
-        return _merge(now, variant.settings) != now
+        return any(
+            _merge(section, changes) != section
+            for name, changes in variant.settings.items()
+            for section in [getattr(self, name).model_dump()]
+        )
 
     def cell(self, cell: Cell) -> CellSettings:
         """What one cell reads. Raises SettingsError for an unknown method, variant or lag and for an impossible combination."""

@@ -45,8 +45,8 @@ def measure_mismatch(settings: CellSettings, problems: Path, base_policy: Path, 
         base = trainer.publish()
         try:
             for dtype, rollouts in batches.items():
-                measured = [row for batch in rollouts for row in trainer.train_batch(batch, 1, base)]
-                rows.append(_row(dtype, replay, [row["mismatch"] for row in measured], rollouts))
+                measured = [update for batch in rollouts for update in trainer.train_batch(batch, 1, base)]
+                rows.append(_row(dtype, replay, [update.diagnostics["mismatch"] for update in measured], rollouts))
         finally:
             trainer.close()
     write_json(out, {"rows": rows})

@@ -53,7 +53,7 @@ class Method:
     @property
     def reads(self) -> frozenset[Denominator]:
         """The denominator's log-probs and those of the parts."""
-        return frozenset({self.denominator}).union(*(part.reads for part in self.parts))
+        return frozenset[Denominator]({self.denominator}).union(*(part.reads for part in self.parts))
 
     @property
     def uncorrected(self) -> bool:

@@ -98,7 +98,8 @@ class Factor(Part):
 class Processes(Protocol):
     """The processes that share an optimizer step. Every one of them calls, with tensors of one shape and dtype."""
 
-    alone: bool
+    @property
+    def alone(self) -> bool: ...
 
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over the processes."""
@@ -140,7 +141,8 @@ class Gradient(Protocol):
     buffers: by name, live: what is written into them is what the optimizer reads.
     """
 
-    buffers: Buffers
+    @property
+    def buffers(self) -> Buffers: ...
 
     def dot(self, a: Buffers, b: Buffers) -> float:
         """The scalar product of two sets of such buffers over all processes, each parameter counted once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class TokenTerms:
         return TokenTerms(**{name: _on_host(value) for name, value in vars(self).items()})
 
 
-def _on_host(value: object) -> object:
+def _on_host(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.cpu()
     return {name: _on_host(entry) for name, entry in value.items()} if isinstance(value, Mapping) else value

@@ -27,10 +27,10 @@ STEP_COLUMNS = (
     *("step", "first_of_batch", "lag_histogram", "reward_mean", "response_length_mean", "truncated_share", "zero_variance_share"),
     *("skipped", "finite", "mismatch", "k1", "clip_share_low", "clip_share_high"),
     *("abs_d_p50", "abs_d_p90", "abs_d_p99", "abs_d_max"),
-    *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),
 )
 EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
 RECORDED_SINCE = (  # read where a cell has them
+    *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),  # of SAT's cells
     *("correct_strict", "sat_newly_clipped_low", "sat_newly_clipped_high"),
     *("sat_fixed_clip_share_low", "sat_fixed_clip_share_high"),
 )

@@ -79,7 +79,9 @@ class StepEngine(Protocol):
     memory: what each Control keeps from one step to the next, by the part's name; saved in checkpoints.
     """
 
-    processes: Processes
+    @property
+    def processes(self) -> Processes: ...
+
     memory: dict[str, Buffers]
 
     def logprobs(self, micros: Sequence[MicroBatch], weights: Weights, replay: bool) -> list[Tensor]:

@@ -303,10 +303,10 @@ def test_not_a_number_from_the_engine_or_the_weights_skips_the_step(method, toke
     trainer.save(tmp_path)  # Adam has taken no step yet; the run must go on after a restore all the same
     restored = TorchTrainer(settings, published(settings.model).weights)
     restored.restore(tmp_path)
-    (row,) = restored.train_batch(batch, 1, published(settings.model))
+    (row,) = (update.flat() for update in restored.train_batch(batch, 1, published(settings.model)))
     assert row["finite"] and restored.version == 2
     restored._policy.head.data[0, 0] = float("nan")
-    (row,) = restored.train_batch(batch, 1, published(settings.model))
+    (row,) = (update.flat() for update in restored.train_batch(batch, 1, published(settings.model)))
     assert row["skipped"]
 
 
