@@ -180,7 +180,7 @@ def _step_summary(run: FinishedRun) -> dict[str, Any]:
         "zero_variance_share": _finite_mean(late["zero_variance_share"]),
         "clip_share": _finite_mean(steps["clip_share_low"] + steps["clip_share_high"]),
         "sat_newly_clipped_share": _finite_mean(steps.reindex(columns=_NEWLY_CLIPPED).sum(axis=1, skipna=False)),
-        "sat_gate_share_max": float(steps["sat_gate_share"].astype(float).max()),
+        "sat_gate_share_max": float(steps.reindex(columns=["sat_gate_share"])["sat_gate_share"].astype(float).max()),
     }
 
 
