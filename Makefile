@@ -13,7 +13,7 @@ RUN = $(VENV)/bin/snakemake --cores $(CORES) --rerun-incomplete --keep-going --n
 SHOWN = $(or $(PRESET),tiny)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: help setup engines reproduce rehearse ablations report reference watch status plan doctor test test-cluster test-slurm test-report lint bench clean
+.PHONY: help setup engines reproduce rehearse ablations report reference watch status plan doctor check test test-cluster test-slurm test-report lint bench clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -56,6 +56,12 @@ watch status: setup
 
 plan: setup
 	$(VENV)/bin/python -m pipeline plan --preset $(or $(PRESET),full)
+
+# make check       while editing: lint and the fast unit tests, half a minute
+FAST = objective_advantages objective_ratios objective_parts objective_trust_region config identity rooms links records schedule
+check: $(VENV)/.ready-test
+	$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/snakefmt --check --quiet Snakefile
+	$(VENV)/bin/python -m pytest $(FAST:%=tests/unit/test_%.py)
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
