@@ -27,8 +27,8 @@ class Method:
     """One row of the table.
 
     label: the name the paper prints.  granularity: GRPO's token ratio or GSPO's length-normalised sequence ratio.
-    denominator: what the ratio divides by (docs/assumptions.md, "The denominator"): the rollout engine's own log-probs, the trainer's log-probs at the
-    start of the update, or the trainer's log-probs at the weights that generated the response.
+    denominator: what the ratio divides by ("The denominator" in docs/assumptions.md): the rollout engine's own log-probs, the
+    trainer's at the start of the update, or the trainer's at the weights that generated the response.
     parts: exactly one Surrogate, and what goes with it; factors are applied in this order.
     routing_replay: R3, the trainer's router uses the experts recorded by the rollout engine.
     """
