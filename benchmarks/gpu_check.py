@@ -29,8 +29,8 @@ from pipeline.config import CellSettings, load_settings
 from pipeline.objective.loss import Tokens, objective
 from pipeline.objective.methods import METHODS
 from pipeline.objective.trust_region import staleness_quantile
-from pipeline.policy.checkpoint import hf_shapes, load_hf_state
-from pipeline.policy.model import Policy, RouterTrace
+from pipeline.policy.hf_folder import hf_shapes, load_hf_state
+from pipeline.policy.qwen3_moe import Policy, RouterTrace
 from pipeline.processes.hosts import free_port
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout

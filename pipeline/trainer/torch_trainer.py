@@ -15,8 +15,8 @@ from torch import Tensor
 from pipeline.config import CellSettings
 from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.trust_region import staleness_quantile
-from pipeline.policy.checkpoint import hf_state, load_hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state, load_hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.published_weights import PublishedWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches

@@ -27,9 +27,9 @@ from pipeline.objective.ratios import NotANumberError
 from pipeline.objective.trust_region import distributed_staleness_quantile
 from pipeline.trainer.megatron.layout import Groups, sections
 from pipeline.trainer.megatron.optimizer import PolicyOptimizer
-from pipeline.trainer.megatron.packing import token_row
 from pipeline.trainer.megatron.replay import Replay
 from pipeline.trainer.megatron.scores import Head, response_scores
+from pipeline.trainer.megatron.token_row import token_row
 from pipeline.trainer.megatron.weights import Weights as ModelWeights
 from pipeline.trainer.microbatches import MicroBatch
 from pipeline.trainer.step import StepLoss, StepTotals, Weights

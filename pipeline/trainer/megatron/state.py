@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.trainer.megatron.files import StoredTensors, write_files
-from pipeline.trainer.megatron.layout import Layout
+from pipeline.trainer.megatron.layout import RankLayout
 
 WEIGHTS = "weights"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -28,7 +28,7 @@ class RankState:
     tensors: StoredTensors
 
 
-def write(folder: Path, version: int, layout: Layout, adams: list[torch.optim.Optimizer], with_main_weights: bool) -> None:
+def write(folder: Path, version: int, layout: RankLayout, adams: list[torch.optim.Optimizer], with_main_weights: bool) -> None:
     """with_main_weights: the optimizer's float32 weights are not the model's own and have to be kept beside it."""
     tensors = {"version": torch.tensor(version)}
     for name, group, parameter, state in _entries(adams):
@@ -41,7 +41,7 @@ def write(folder: Path, version: int, layout: Layout, adams: list[torch.optim.Op
     write_files(folder, _prefix(layout), tensors.items(), {"state": content})
 
 
-def read(folder: Path, layout: Layout) -> RankState:
+def read(folder: Path, layout: RankLayout) -> RankState:
     """The state that `write` left for this rank. ValueError when it is damaged or was written under another layout."""
     paths = sorted(folder.glob(f"{_prefix(layout)}-*.safetensors"))
     tensors = StoredTensors(paths)
@@ -62,7 +62,7 @@ def read(folder: Path, layout: Layout) -> RankState:
     return RankState(int(tensors["version"]), tensors)
 
 
-def _prefix(layout: Layout) -> str:
+def _prefix(layout: RankLayout) -> str:
     return f"rank_{layout.rank:05}"
 
 
