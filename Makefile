@@ -60,7 +60,7 @@ plan: setup
 # make check       while editing: lint and the fast unit tests, half a minute
 FAST = objective_advantages objective_ratios objective_parts objective_trust_region config identity rooms links records schedule
 check: $(VENV)/.ready-test
-	$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/snakefmt --check --quiet Snakefile
+	$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/snakefmt --check Snakefile
 	$(VENV)/bin/python -m pytest $(FAST:%=tests/unit/test_%.py)
 
 test: $(VENV)/.ready-test

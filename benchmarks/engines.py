@@ -25,8 +25,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config import load_settings
-from pipeline.policy.checkpoint import hf_state, read_policy
 from pipeline.policy.cpu import configure_cpu
+from pipeline.policy.hf_folder import hf_state, read_policy
 from pipeline.policy.packing import pack
 from pipeline.problems.prepare import read_problems
 from pipeline.published_weights import PublishedWeights

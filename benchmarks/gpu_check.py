@@ -28,8 +28,8 @@ from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
 from pipeline.objective.loss import detached_scores, objective, statistics_of
 from pipeline.objective.terms import Tokens
-from pipeline.policy.checkpoint import hf_shapes, load_hf_state
-from pipeline.policy.model import Policy, RouterTrace
+from pipeline.policy.hf_folder import hf_shapes, load_hf_state
+from pipeline.policy.qwen3_moe import Policy, RouterTrace
 from pipeline.processes.hosts import free_port
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout

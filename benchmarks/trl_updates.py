@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.cell.loop import CellInputs, CellRun
+from pipeline.cell.loop import CellInputs, CellLoop
 from pipeline.config import load_settings
 from pipeline.engines import policy_trainer, rollout_engine
 from pipeline.grading.grade import grade
@@ -44,7 +44,7 @@ def ours(folder: Path, problems: Path, lag: str, updates: int) -> float:
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as state:
         try:
-            CellRun(settings, inputs, engine, trainer, Path(state), lambda *_: ends.append(time.perf_counter())).run()
+            CellLoop(settings, inputs, engine, trainer, Path(state), lambda *_: ends.append(time.perf_counter())).run()
         finally:
             engine.close()
     return (len(ends) - 1) / (ends[-1] - ends[0])

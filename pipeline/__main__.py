@@ -226,10 +226,10 @@ def protocols(
     protocol: Annotated[list[str], typer.Option(help="avg@8, 4xavg@16 (mean of four runs of 16), pass@8; repeatable.")] = [],  # noqa: B006
 ) -> None:
     """Recompute evaluation protocols from a cell's per-sample rows, by both grading policies."""
-    from pipeline.evaluation.protocols import Protocol
+    from pipeline.evaluation.protocols import EvaluationProtocol
     from pipeline.evaluation.summary import as_lines, summarise_folder
 
-    for line in as_lines(summarise_folder(folder, [Protocol.parse(name) for name in protocol])):
+    for line in as_lines(summarise_folder(folder, [EvaluationProtocol.parse(name) for name in protocol])):
         print(line)
 
 
@@ -279,14 +279,14 @@ def plan(
     """Say before anything is launched what every cell takes: lags, tokens, GPU-hours, wall time, memory, disk."""
     from rich.console import Console
 
-    from pipeline.planning.interval import Interval
+    from pipeline.planning.bounds import Bounds
     from pipeline.planning.plan import PlanOptions, plan_stage
 
     if settings is not None:
         run = config.read_settings(config.Settings, settings)
     else:
         run = config.load_settings(overrides={"preset": preset} if preset else None)
-    tokens = Interval.parse(response_tokens) if response_tokens else None
+    tokens = Bounds.parse(response_tokens) if response_tokens else None
     lead = run.job.signal_lead_s if signal_lead is None else signal_lead
     options = PlanOptions(gpu, tokens, lead, measured)
     plan_stage(run, Layout(run.preset), options, Console(width=None if sys.stdout.isatty() else 220))

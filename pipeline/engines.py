@@ -34,7 +34,7 @@ def policy_trainer(settings: CellSettings, base_policy: Path, logs: Path) -> Pol
         from pipeline.trainer.megatron.trainer import MegatronTrainer
 
         return MegatronTrainer(settings, base_policy, logs)
-    from pipeline.policy.checkpoint import hf_state, read_policy
+    from pipeline.policy.hf_folder import hf_state, read_policy
     from pipeline.trainer.torch_trainer import TorchTrainer
 
     return TorchTrainer(settings, hf_state(read_policy(base_policy)[0]))

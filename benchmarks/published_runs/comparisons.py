@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import DEVICES, Device, Pace, gpu_rates
-from pipeline.planning.interval import Interval
+from pipeline.planning.deployment import Servers
 from pipeline.planning.model_size import QWEN3_30B_A3B, ModelSize
-from pipeline.planning.placement import Servers
 from pipeline.planning.timing import Lengths, decode_step_s, generation_s, slots_of, training_s, transport_s
 
 _SIZE: ModelSize = QWEN3_30B_A3B
@@ -24,7 +24,7 @@ class Comparison:
 
     name: str
     published: float
-    predicted: Interval
+    predicted: Bounds
     unit: str
     source: str
     given: str
@@ -39,9 +39,9 @@ class Comparison:
         return self.predicted.covers(self.published)
 
 
-def _both(device: str, compute: Callable[[Pace], float], publication: str = "distributed") -> Interval:
+def _both(device: str, compute: Callable[[Pace], float], publication: str = "distributed") -> Bounds:
     rates = gpu_rates(DEVICES[device], publication)
-    return Interval(*sorted(compute(rates.pace(best)) for best in (True, False)))
+    return Bounds(*sorted(compute(rates.pace(best)) for best in (True, False)))
 
 
 def stream_tokens_per_s(size: ModelSize, device: Device, servers: Servers, pace: Pace, lengths: Lengths, in_flight: float) -> float:
@@ -64,7 +64,7 @@ class StepRun:
     passes: float
     streaming: bool = False
 
-    def step(self) -> Interval:
+    def step(self) -> Bounds:
         """Seconds of one step: generation plus training plus publication, or the slower of the first two where GPUs are apart."""
         return _both(self.device, self._step)
 
@@ -110,7 +110,7 @@ STEP_RUNS = {
 }  # fmt: skip
 
 
-def _trainer_tokens_per_s(device: str, gpus: int, context: float) -> Interval:
+def _trainer_tokens_per_s(device: str, gpus: int, context: float) -> Bounds:
     """Tokens per second and GPU of a plain training step (3 passes) on sequences of twice `context` tokens."""
     lengths = Lengths(prompt=0, response=2 * context, longest=2 * context, spread=0.0)
     return _both(device, lambda pace: lengths.response / training_s(_SIZE, gpus, pace, lengths, 1, 3.0) / gpus)

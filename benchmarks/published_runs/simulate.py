@@ -16,9 +16,9 @@ from rich.console import Console
 from benchmarks.published_runs.simulation import Regime, Scenario, Simulated, simulate_cell
 from benchmarks.published_runs.speedups import SpeedupComparison, compare_speedups
 from pipeline.config import load_settings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import DEVICES
 from pipeline.planning.estimate import Plan, plan_run
-from pipeline.planning.interval import Interval
 from pipeline.planning.model_size import ModelSize
 from pipeline.planning.show import number, rounded, seconds, table_of
 from pipeline.planning.timing import Lengths
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="full", help="a preset of config.yaml that has GPUs")
     parser.add_argument("--gpu", default="H100", choices=DEVICES, help="what the cluster's GPUs are")
-    parser.add_argument("--response-tokens", type=Interval.parse, help="mean response length where it is known: 3000 or 2000-4000")
+    parser.add_argument("--response-tokens", type=Bounds.parse, help="mean response length where it is known: 3000 or 2000-4000")
     given = parser.parse_args()
     plan = plan_run(load_settings(overrides={"preset": given.preset}), given.gpu, given.response_tokens)
     console = Console(width=None if sys.stdout.isatty() else 220)
@@ -49,7 +49,7 @@ def scenario_of(plan: Plan, gpu: str) -> Scenario:
 
     Raises ValueError for a plan without GPUs: what shares processors with its trainer is not simulated.
     """
-    if not plan.placement.num_devices:
+    if not plan.deployment.num_devices:
         raise ValueError(f"preset {plan.settings.preset} runs on CPUs; the simulation needs GPUs, e.g. --preset full")
     cell = next((cell for cell in plan.cells if cell.workload.asynchronous), plan.cells[0])
     work, lag = cell.workload, plan.settings.lags[cell.cell.lag]
@@ -58,10 +58,10 @@ def scenario_of(plan: Plan, gpu: str) -> Scenario:
     return Scenario(
         size=ModelSize.of(plan.settings.model),
         device=DEVICES[gpu],
-        pace=plan.placement.rates.middle(),
-        gpus=plan.placement.num_devices,
-        train_share=plan.placement.ranks.count / plan.placement.num_devices,
-        tensor_parallel=plan.placement.servers.tensor_parallel,
+        pace=plan.deployment.rates.middle(),
+        gpus=plan.deployment.num_devices,
+        train_share=plan.deployment.ranks.count / plan.deployment.num_devices,
+        tensor_parallel=plan.deployment.servers.tensor_parallel,
         responses=work.responses_per_batch,
         group_size=work.group_size,
         lengths=lengths,
@@ -71,7 +71,7 @@ def scenario_of(plan: Plan, gpu: str) -> Scenario:
         publish_interval=lag.broadcast_interval,
         evaluation_responses=work.evaluation_responses,
         evaluation_interval=plan.settings.evaluation.interval,
-        memory_fraction=plan.placement.servers.memory_fraction,
+        memory_fraction=plan.deployment.servers.memory_fraction,
     )
 
 
@@ -86,7 +86,7 @@ def show_simulation(rows: list[tuple[int, dict[Regime, Simulated]]], batches: in
                 name,
                 str(row.train_gpus),
                 rounded(row.step_s),
-                seconds(Interval.point(row.wall_s(batches))),
+                seconds(Bounds.point(row.wall_s(batches))),
                 f"{regimes['synchronous'].step_s / row.step_s:.2f}",
                 *(f"{share:.0%}" for share in (row.train_idle, row.rollout_idle, row.rollout_unused)),
             )
@@ -98,7 +98,7 @@ def show_speedups(comparisons: list[SpeedupComparison], console: Console) -> Non
     table = table_of("published asynchronous speed-ups", "system", "published", "simulated", "ratio", "regime", "source", "given")
     for row in comparisons:
         claim = row.claim
-        published = number(Interval(claim.low, claim.high))
+        published = number(Bounds(claim.low, claim.high))
         table.add_row(claim.name, published, f"{row.simulated:.2f}", f"{row.ratio:.2f}", claim.regime, claim.source, claim.given)
     console.print(table)
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.published_runs.decode_pool import DecodePool, StepTime
 from pipeline.planning.constants import Device, Pace
+from pipeline.planning.deployment import Servers
 from pipeline.planning.model_size import ModelSize
-from pipeline.planning.placement import Servers
 from pipeline.planning.timing import Lengths, decode_step_s, generation_s, slots_of, training_s
 
 Regime = Literal["synchronous", "batchwise", "streaming"]

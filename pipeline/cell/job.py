@@ -20,12 +20,12 @@ from pipeline.cell.checkpoint import CellState
 from pipeline.cell.failure import FailureRecord
 from pipeline.cell.heartbeat import HEARTBEAT, Heartbeat
 from pipeline.cell.lease import lease
-from pipeline.cell.loop import CellInputs, CellRun
+from pipeline.cell.loop import CellInputs, CellLoop
 from pipeline.cell.progress import CellProgress
 from pipeline.config import CellSettings, fingerprint
 from pipeline.engines import policy_trainer, rollout_engine
-from pipeline.policy.checkpoint import policy_digest
 from pipeline.policy.cpu import configure_cpu
+from pipeline.policy.hf_folder import policy_digest
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.prepare import read_problems
 from pipeline.processes.interpreters import engine_packages
@@ -94,7 +94,7 @@ def _train(settings: CellSettings, inputs: CellInputs, base_policy: Path, folder
         closing(policy_trainer(settings, base_policy, logs)) as trainer,
         closing(rollout_engine(settings, base_policy, inputs.tokenizer, logs)) as engine,
     ):
-        return CellRun(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
+        return CellLoop(settings, inputs, engine, trainer, folder, progress, revision, stop).run()
 
 
 def _finished_before(marker: Path, moment: float) -> bool:

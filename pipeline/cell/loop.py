@@ -45,7 +45,7 @@ class CellInputs:
     tokenizer: Tokenizer
 
 
-class CellRun:
+class CellLoop:
     """The loop over one cell. state_folder: checkpoints and retained weights.
 
     report: called with every finished step's row.  stop: asked between batches whether to end here, after a checkpoint.

@@ -22,8 +22,8 @@ from pipeline.config import Settings
 from pipeline.doctor.finding import GIB, Finding, Status
 from pipeline.doctor.packages import examine_interpreters
 from pipeline.planning.estimate import plan_run
-from pipeline.policy.checkpoint import MANIFEST, hf_shapes
 from pipeline.policy.fetch import check_tensors
+from pipeline.policy.hf_folder import MANIFEST, hf_shapes
 
 _SKEW_S = 5.0
 

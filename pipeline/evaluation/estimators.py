@@ -47,7 +47,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Part:
+class VarianceTerm:
     """An estimated variance that is one summand of an estimate's variance, with its degrees of freedom."""
 
     variance: float
@@ -177,7 +177,7 @@ def contrast_interval(
     problems_part = _mean_part(contrast)
     own = max(0.0, problems_part.variance - sum(map(_interaction, several))) if several else problems_part.variance
     over = (SEEDS, PROBLEMS) if several else (PROBLEMS,)
-    return _interval(float(contrast.mean()), [Part(own, problems_part.freedom)], between, level, over)
+    return _interval(float(contrast.mean()), [VarianceTerm(own, problems_part.freedom)], between, level, over)
 
 
 def difference_at_fixed_problems(correct: ArrayLike, published: float, responses: int, level: float = 0.95) -> Interval:
@@ -193,7 +193,7 @@ def difference_at_fixed_problems(correct: ArrayLike, published: float, responses
     shares = 1 / responses + (0.0 if seeds > 1 else 1 / (problems * samples))
     between = [_mean_part(outcomes.mean(axis=(1, 2)))] if seeds > 1 else []
     over = (SEEDS, SAMPLES) if seeds > 1 else (SAMPLES,)
-    return _interval(float(outcomes.mean()) - published, [Part(shares * within, freedom)], between, level, over)
+    return _interval(float(outcomes.mean()) - published, [VarianceTerm(shares * within, freedom)], between, level, over)
 
 
 def log_ratio_of_means(a: Sequence[ArrayLike], b: Sequence[ArrayLike], level: float = 0.95, block: int = 8) -> Interval:
@@ -237,10 +237,10 @@ def _outcomes(correct: ArrayLike, dimensions: int) -> NDArray[np.float64]:
     return array
 
 
-def _mean_part(values: NDArray[np.float64]) -> Part:
+def _mean_part(values: NDArray[np.float64]) -> VarianceTerm:
     """The variance of the mean of independent values [n]; NaN for n = 1."""
     n = len(values)
-    return Part(float(values.var(ddof=1)) / n, n - 1) if n > 1 else Part(float("nan"), 1)
+    return VarianceTerm(float(values.var(ddof=1)) / n, n - 1) if n > 1 else VarianceTerm(float("nan"), 1)
 
 
 def _interaction(cell: NDArray[np.float64]) -> float:
@@ -254,7 +254,7 @@ def _interaction(cell: NDArray[np.float64]) -> float:
     return float((rest**2).sum()) / ((seeds - 1) * (problems - 1) * seeds * problems)
 
 
-def _log_mean(side: Sequence[ArrayLike], block: int) -> tuple[float, list[Part], list[Part]]:
+def _log_mean(side: Sequence[ArrayLike], block: int) -> tuple[float, list[VarianceTerm], list[VarianceTerm]]:
     """The mean over seeds of log mean, and the parts of its variance: within one seed, or between several."""
     series = [np.asarray(values, dtype=float) for values in side]
     if not series or any(len(values) == 0 or not np.all(values > 0) for values in series):
@@ -263,23 +263,23 @@ def _log_mean(side: Sequence[ArrayLike], block: int) -> tuple[float, list[Part],
     if len(series) > 1:
         return float(logs.mean()), [], [_mean_part(logs)]
     part = _block_part(series[0], block)
-    return float(logs[0]), [Part(part.variance / float(series[0].mean()) ** 2, part.freedom)], []
+    return float(logs[0]), [VarianceTerm(part.variance / float(series[0].mean()) ** 2, part.freedom)], []
 
 
-def _block_part(values: NDArray[np.float64], block: int) -> Part:
+def _block_part(values: NDArray[np.float64], block: int) -> VarianceTerm:
     """The variance of the mean of a correlated series by overlapping blocks (Meketon and Schmeiser 1984), which have 3/2 the
     degrees of freedom of separate ones; NaN for one value.
     """
     n = len(values)
     if n < 2:
-        return Part(float("nan"), 1)
+        return VarianceTerm(float("nan"), 1)
     size = max(1, min(block, n // 2))
     means = np.convolve(values, np.ones(size) / size, mode="valid")
     variance = size * float(((means - values.mean()) ** 2).sum()) / ((n - size) * len(means))
-    return Part(variance, 1.5 * (n / size - 1))
+    return VarianceTerm(variance, 1.5 * (n / size - 1))
 
 
-def _freedom(parts: Sequence[Part], alpha: float) -> float:
+def _freedom(parts: Sequence[VarianceTerm], alpha: float) -> float:
     """Degrees of freedom of a sum of estimated variances, for an interval at level 1 - alpha.
 
     Welch (1947): f = (sum v)^2 / sum(v^2 / f_i). That is too few on average (3 where three seeds a side have 4), and Welch's second
@@ -292,7 +292,7 @@ def _freedom(parts: Sequence[Part], alpha: float) -> float:
     return plain + min(1.0, alpha / USUAL) * (corrected - plain)
 
 
-def _half_width(within: Sequence[Part], between: Sequence[Part], alpha: float) -> float:
+def _half_width(within: Sequence[VarianceTerm], between: Sequence[VarianceTerm], alpha: float) -> float:
     """Half the width of an interval at level 1 - alpha: t sqrt(v), v the sum of all parts and t the mean of the quantiles of the
     two kinds weighted by their variances (Cochran's test for unequal variances).
 
@@ -307,12 +307,14 @@ def _half_width(within: Sequence[Part], between: Sequence[Part], alpha: float) -
     return quantiles / total**0.5
 
 
-def _interval(estimate: float, within: Sequence[Part], between: Sequence[Part], level: float, over: tuple[str, ...]) -> Interval:
+def _interval(
+    estimate: float, within: Sequence[VarianceTerm], between: Sequence[VarianceTerm], level: float, over: tuple[str, ...]
+) -> Interval:
     half = _half_width(within, between, 1.0 - level)
     return Interval(estimate, estimate - half, estimate + half, level, over, _p_value(abs(estimate), within, between))
 
 
-def _p_value(distance: float, within: Sequence[Part], between: Sequence[Part]) -> float:
+def _p_value(distance: float, within: Sequence[VarianceTerm], between: Sequence[VarianceTerm]) -> float:
     """1 minus the level at which the interval is `distance` half wide, by bisection of its logarithm; at least SMALLEST_P."""
     if not _half_width(within, between, 0.5) > 0:  # no spread at all, or none known
         return float(distance == 0) if _half_width(within, between, 0.5) == 0 else float("nan")

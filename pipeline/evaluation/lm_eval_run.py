@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.artifacts import write_text
 from pipeline.config import CellSettings
-from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.protocols import EvaluationProtocol, evaluate_protocol
 
 TASK_FILE = Path(__file__).parent / "lm_eval_tasks" / "aime24.yaml"
 
@@ -151,7 +151,7 @@ def score_rows(log: Path, *, policy_version: int, num_samples: int, problems: Co
             rows += json.loads(line)["samples"]
         except (json.JSONDecodeError, KeyError) as error:
             raise ValueError(f"{log}: line {number} is not a logged problem ({error!r}); run lm-eval again") from error
-    evaluate_protocol(rows, Protocol("avg", num_samples), problems=problems)
+    evaluate_protocol(rows, EvaluationProtocol("avg", num_samples), problems=problems)
     if len(rows) != num_samples * len(problems):
         raise ValueError(f"{log} holds {len(rows)} responses, expected {len(problems)} problems x {num_samples} samples")
     version = rows[0]["policy_version"]

@@ -18,10 +18,10 @@ _NAME = re.compile(r"(?:(?P<runs>[1-9]\d*)x)?(?P<metric>avg|pass)@(?P<k>[1-9]\d*
 
 
 @dataclass(frozen=True)
-class Protocol:
+class EvaluationProtocol:
     """avg@k over the first k samples, in `runs` runs of k the mean over the first runs x k; or pass@k, unbiased over all samples.
 
-    Protocol("avg", 8) is avg@8; Protocol("avg", 16, runs=4) is 4xavg@16, the mean of four runs of 16.
+    EvaluationProtocol("avg", 8) is avg@8; EvaluationProtocol("avg", 16, runs=4) is 4xavg@16, the mean of four runs of 16.
     """
 
     metric: Literal["avg", "pass"]
@@ -29,7 +29,7 @@ class Protocol:
     runs: int = 1
 
     @classmethod
-    def parse(cls, name: str) -> Protocol:
+    def parse(cls, name: str) -> EvaluationProtocol:
         """ "avg@8", "4xavg@16" or "pass@8". Raises ValueError for anything else."""
         match = _NAME.fullmatch(name)
         if match is None or (match["metric"] == "pass" and match["runs"]):
@@ -42,7 +42,11 @@ class Protocol:
 
 
 def evaluate_protocol(
-    rows: Iterable[Mapping[str, Any]], protocol: Protocol, *, problems: Collection[str] | None = None, verdict: str = "correct"
+    rows: Iterable[Mapping[str, Any]],
+    protocol: EvaluationProtocol,
+    *,
+    problems: Collection[str] | None = None,
+    verdict: str = "correct",
 ) -> Fraction:
     """The value of `protocol`, exact, from rows with policy_version, problem_id, sample and the 0/1 column `verdict`.
 
@@ -86,7 +90,7 @@ def _outcomes(rows: Iterable[Mapping[str, Any]], problems: Collection[str] | Non
     return outcomes
 
 
-def _samples(of: Mapping[int, bool], problem: str, count: int, protocol: Protocol) -> list[bool]:
+def _samples(of: Mapping[int, bool], problem: str, count: int, protocol: EvaluationProtocol) -> list[bool]:
     missing = [sample for sample in range(count) if sample not in of]
     if missing:
         raise ValueError(

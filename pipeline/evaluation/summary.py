@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.protocols import EvaluationProtocol, evaluate_protocol
 
 FILES = {"evals.parquet": "step", "scores.parquet": "checkpoint", "aime24.parquet": "checkpoint"}
 COLUMNS = ("policy_version", "problem_id", "sample", "correct", "finish_reason", "outcome")
@@ -37,14 +37,17 @@ class EvaluationSummary:
 
 
 def summarise(
-    name: str, rows: Sequence[Mapping[str, Any]], protocols: Sequence[Protocol] = (), problems: Collection[str] | None = None
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    protocols: Sequence[EvaluationProtocol] = (),
+    problems: Collection[str] | None = None,
 ) -> EvaluationSummary:
     """The summary of one evaluation's rows; `problems` are the ids that it must hold, None for those that it holds.
 
     Without `protocols`: avg@n and pass@n of all n samples, and avg@8 where there are more than 8.
     """
     n = len({row["sample"] for row in rows})
-    chosen = protocols or [*(Protocol("avg", k) for k in sorted({8, n}) if k <= n), Protocol("pass", n)]
+    chosen = protocols or [*(EvaluationProtocol("avg", k) for k in sorted({8, n}) if k <= n), EvaluationProtocol("pass", n)]
     graded_twice = all(row.get("correct_strict") is not None for row in rows)
     values = {
         verdict: {str(protocol): evaluate_protocol(rows, protocol, problems=problems, verdict=verdict) for protocol in chosen}
@@ -63,7 +66,7 @@ def summarise(
     )
 
 
-def summarise_folder(folder: Path, protocols: Sequence[Protocol]) -> list[EvaluationSummary]:
+def summarise_folder(folder: Path, protocols: Sequence[EvaluationProtocol]) -> list[EvaluationSummary]:
     """Summaries of every evaluation in a cell's (or the base policy's) folder; a version reported at several steps comes once."""
     present = {name: key for name, key in FILES.items() if (folder / name).is_file()}
     if not present:

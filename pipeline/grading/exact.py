@@ -66,10 +66,10 @@ def agrees_to_its_digits(decimal: str, exact: Fraction) -> bool:
 
 def evaluate(node: Node) -> Fraction:
     """The exact value of a tree. Raises Inexact, or ZeroDivisionError."""
-    return _Evaluation().of(node, {})
+    return _BoundedEvaluation().of(node, {})
 
 
-class _Evaluation:
+class _BoundedEvaluation:
     """One evaluation and the work that it has done; MAX_WORK bounds its time to some milliseconds."""
 
     def __init__(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import Constant, Rates
 from pipeline.planning.estimate import CellEstimate, Plan, lengths_of
-from pipeline.planning.interval import Interval
 from pipeline.planning.timing import training_s
 
 _PARTS = ("wait", "grade", "train", "publish", "evaluate")
@@ -31,25 +31,25 @@ def calibrated(plan: Plan, runs: Iterable[Mapping[str, Any]]) -> Rates:
     flops = [_train_flops(plan, cell, run["wall_s"]["train"]) for cell, run in pairs]
     publish = [run["wall_s"]["publish"] / cell.workload.publications for cell, run in pairs if cell.workload.publications]
     startup = [max(run["wall_s"]["total"] - sum(run["wall_s"].get(name, 0.0) for name in _PARTS), 0.0) for _, run in pairs]
-    rates = plan.placement.rates
+    rates = plan.deployment.rates
     return replace(
         rates,
-        train_flops=Constant(Interval(min(f.low for f in flops), max(f.high for f in flops)), "FLOP/s", source),
+        train_flops=Constant(Bounds(min(f.low for f in flops), max(f.high for f in flops)), "FLOP/s", source),
         publish_floor_s=_measured(publish, rates.publish_floor_s, source),
         startup_s=_measured(startup, rates.startup_s, source),
     )
 
 
-def _train_flops(plan: Plan, cell: CellEstimate, seconds: float) -> Interval:
+def _train_flops(plan: Plan, cell: CellEstimate, seconds: float) -> Bounds:
     """Achieved FLOP/s per device, from the work that the plan expected at either end of the response length."""
-    ranks, passes = plan.placement.ranks.count, cell.workload.passes.total
-    unit = replace(plan.placement.rates.middle(), train_flops=1.0)
+    ranks, passes = plan.deployment.ranks.count, cell.workload.passes.total
+    unit = replace(plan.deployment.rates.middle(), train_flops=1.0)
     work = [
         training_s(plan.size, ranks, unit, lengths_of(cell.workload, best), cell.workload.responses, passes)
         for best in (True, False)
     ]
-    return Interval(work[0] / seconds, work[1] / seconds)
+    return Bounds(work[0] / seconds, work[1] / seconds)
 
 
 def _measured(values: list[float], before: Constant, source: str) -> Constant:
-    return Constant(Interval(min(values), max(values)), before.unit, source) if values else before
+    return Constant(Bounds(min(values), max(values)), before.unit, source) if values else before

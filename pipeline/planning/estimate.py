@@ -12,10 +12,10 @@ from typing import Any
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, Settings
 from pipeline.planning import storage
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import LENGTH_SPREAD, Pace, Rates
-from pipeline.planning.interval import Interval
+from pipeline.planning.deployment import Deployment, deployment_of
 from pipeline.planning.model_size import ModelSize
-from pipeline.planning.placement import Placement, placement_of
 from pipeline.planning.timing import Lengths, folder_s, generation_s, training_s, transport_s
 from pipeline.planning.workload import Workload, workload_of
 
@@ -48,37 +48,37 @@ class CellEstimate:
     high: CellTimes
     num_devices: int
     checkpoint: storage.CheckpointSize
-    checkpoint_write_s: Interval
-    batch_s: Interval
-    host_bytes: Interval
+    checkpoint_write_s: Bounds
+    batch_s: Bounds
+    host_bytes: Bounds
     scratch_bytes: float
     log_bytes: float
-    rollout_bytes_per_step: Interval
+    rollout_bytes_per_step: Bounds
 
-    def part(self, name: str) -> Interval:
-        return Interval(getattr(self.low, name), getattr(self.high, name))
+    def part(self, name: str) -> Bounds:
+        return Bounds(getattr(self.low, name), getattr(self.high, name))
 
     @property
-    def wall_s(self) -> Interval:
+    def wall_s(self) -> Bounds:
         return self.part("total")
 
     @property
-    def gpu_hours(self) -> Interval:
+    def gpu_hours(self) -> Bounds:
         return self.wall_s * (self.num_devices / 3600)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of a run, on one placement."""
+    """All cells of a run, on one deployment."""
 
     settings: Settings
     size: ModelSize
-    placement: Placement
+    deployment: Deployment
     cells: tuple[CellEstimate, ...]
 
     @property
-    def gpu_hours(self) -> Interval:
-        return sum((cell.gpu_hours for cell in self.cells), Interval.point(0.0))
+    def gpu_hours(self) -> Bounds:
+        return sum((cell.gpu_hours for cell in self.cells), Bounds.point(0.0))
 
     @property
     def running_disk_bytes(self) -> float:
@@ -90,71 +90,71 @@ class Plan:
         return sum(cell.checkpoint.finished_bytes for cell in self.cells)
 
 
-def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Interval | None = None, rates: Rates | None = None) -> Plan:
+def plan_run(settings: Settings, gpu: str = "H100", response_tokens: Bounds | None = None, rates: Rates | None = None) -> Plan:
     """Estimate every cell of `settings`.
 
-    gpu: what the cluster's GPUs are.  response_tokens: mean response length, if known.  rates: in place of the placement's own.
+    gpu: what the cluster's GPUs are.  response_tokens: mean response length, if known.  rates: in place of the deployment's own.
     """
-    placement, size = placement_of(settings, gpu), ModelSize.of(settings.model)
-    placement = replace(placement, rates=rates) if rates else placement
-    estimates = tuple(_planned(settings, cell, size, placement, response_tokens) for cell in settings.all_cells())
-    return Plan(settings, size, placement, estimates)
+    deployment, size = deployment_of(settings, gpu), ModelSize.of(settings.model)
+    deployment = replace(deployment, rates=rates) if rates else deployment
+    estimates = tuple(_planned(settings, cell, size, deployment, response_tokens) for cell in settings.all_cells())
+    return Plan(settings, size, deployment, estimates)
 
 
 def plan_cell(settings: Settings, cell: Cell, gpu: str = "H100") -> CellEstimate:
     """Estimate one cell of `settings`, which need not be among those of the run."""
-    return _planned(settings, cell, ModelSize.of(settings.model), placement_of(settings, gpu), None)
+    return _planned(settings, cell, ModelSize.of(settings.model), deployment_of(settings, gpu), None)
 
 
 def _planned(
-    settings: Settings, cell: Cell, size: ModelSize, placement: Placement, response_tokens: Interval | None
+    settings: Settings, cell: Cell, size: ModelSize, deployment: Deployment, response_tokens: Bounds | None
 ) -> CellEstimate:
     read, problems = settings.cell(cell), settings.problems
     counts = (problems.evaluation_count, problems.scoring_count)
-    return estimate_cell(cell, read, workload_of(read, *counts, placement.ranks.recompute, response_tokens), size, placement)
+    return estimate_cell(cell, read, workload_of(read, *counts, deployment.ranks.recompute, response_tokens), size, deployment)
 
 
-def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement) -> CellEstimate:
+def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: ModelSize, deployment: Deployment) -> CellEstimate:
     """Put the parts of one cell together."""
     interval = settings.trainer.checkpoint_interval
     steps = workload.batches * workload.steps_per_batch
     versions = 2 if workload.asynchronous else 1  # the newest, and the one that samples the next batch
-    checkpoint = storage.checkpoint_size(size, placement.ranks, versions)
-    paces = [placement.rates.pace(best) for best in (True, False)]
+    checkpoint = storage.checkpoint_size(size, deployment.ranks, versions)
+    paces = [deployment.rates.pace(best) for best in (True, False)]
     low, high = (
-        cell_times(workload, size, placement, pace, lengths_of(workload, best), checkpoint, steps // interval)
+        cell_times(workload, size, deployment, pace, lengths_of(workload, best), checkpoint, steps // interval)
         for pace, best in zip(paces, (True, False), strict=True)
     )
-    writes = Interval(*(checkpoint.write_s(pace) for pace in paces))
-    batch = Interval(*(_batch_s(workload, times, placement.shared) for times in (low, high)))
+    writes = Bounds(*(checkpoint.write_s(pace) for pace in paces))
+    batch = Bounds(*(_batch_s(workload, times, deployment.shared) for times in (low, high)))
     tokens = workload.responses_per_batch * (workload.response_tokens.value + workload.prompt_tokens.value)
-    held = Interval(*(storage.rollout_bytes(size, count, workload.routing_replay) for count in tokens.pair()))
+    held = Bounds(*(storage.rollout_bytes(size, count, workload.routing_replay) for count in tokens.pair()))
     return CellEstimate(
         cell=cell,
         workload=workload,
         low=low,
         high=high,
-        num_devices=placement.num_devices,
+        num_devices=deployment.num_devices,
         checkpoint=checkpoint,
         checkpoint_write_s=writes,
         batch_s=batch,
-        host_bytes=_host_bytes(settings, workload, size, placement, held),
+        host_bytes=_host_bytes(settings, workload, size, deployment, held),
         scratch_bytes=storage.scratch_bytes(checkpoint, versions),
         log_bytes=storage.log_bytes(steps, workload.evaluated_versions * workload.evaluation_responses),
         rollout_bytes_per_step=held * (1 / workload.steps_per_batch),
     )
 
 
-def _host_bytes(settings: CellSettings, workload: Workload, size: ModelSize, placement: Placement, batch: Interval) -> Interval:
+def _host_bytes(settings: CellSettings, workload: Workload, size: ModelSize, deployment: Deployment, batch: Bounds) -> Bounds:
     """Host memory of a cell. batch: bytes of one rollout batch, of which each rank of a trainer with processes has a copy."""
     frozen = (settings.objective.reference_kl_coefficient > 0) + ("rollout_weights" in settings.recipe().reads)
     in_flight = 1 + workload.flight if workload.asynchronous else 1
     copied = 1 if settings.trainer.engine == "megatron" else 0
     ends = (
-        storage.host_bytes(size, placement.servers, placement.ranks, pace, frozen, copied * held, in_flight * held)
-        for pace, held in zip((placement.rates.pace(best) for best in (True, False)), batch.pair(), strict=True)
+        storage.host_bytes(size, deployment.servers, deployment.ranks, pace, frozen, copied * held, in_flight * held)
+        for pace, held in zip((deployment.rates.pace(best) for best in (True, False)), batch.pair(), strict=True)
     )
-    return Interval(*ends)
+    return Bounds(*ends)
 
 
 def lengths_of(workload: Workload, best: bool) -> Lengths:
@@ -169,7 +169,7 @@ def lengths_of(workload: Workload, best: bool) -> Lengths:
 def cell_times(
     workload: Workload,
     size: ModelSize,
-    placement: Placement,
+    deployment: Deployment,
     pace: Pace,
     lengths: Lengths,
     checkpoint: storage.CheckpointSize,
@@ -180,7 +180,7 @@ def cell_times(
     Asynchronous: generation (with evaluations, which the servers do) and training overlap on GPUs of their own, and the slower one
     counts. On shared processors at worst both count.
     """
-    device, servers, ranks = placement.device, placement.servers, placement.ranks.count
+    device, servers, ranks = deployment.device, deployment.servers, deployment.ranks.count
 
     def generated(responses: float, group_size: int) -> float:
         return generation_s(size, device, servers, pace, lengths, responses, group_size)
@@ -192,11 +192,11 @@ def cell_times(
     generate = flights * generated(workload.flight * workload.responses_per_batch, workload.group_size)
     evaluate = workload.evaluated_versions * generated(workload.evaluation_responses, 1)
     train = trained(workload.passes.total)
-    publish = workload.publications * _publish_s(size, placement, pace)
+    publish = workload.publications * _publish_s(size, deployment, pace)
     save = num_checkpoints * checkpoint.write_s(pace)
     first = generate / flights
-    slow = pace == placement.rates.pace(best=False)
-    if workload.asynchronous and not (placement.shared and slow):
+    slow = pace == deployment.rates.pace(best=False)
+    if workload.asynchronous and not (deployment.shared and slow):
         loop = first + max(generate + evaluate, train)
     else:
         loop = generate + evaluate + train
@@ -213,9 +213,9 @@ def cell_times(
     )
 
 
-def _publish_s(size: ModelSize, placement: Placement, pace: Pace) -> float:
+def _publish_s(size: ModelSize, deployment: Deployment, pace: Pace) -> float:
     """One publication: the folder that every version becomes, and the way to the servers."""
-    return folder_s(size, pace, placement.ranks.weight_bytes) + transport_s(size, pace, placement.ranks.weight_bytes)
+    return folder_s(size, pace, deployment.ranks.weight_bytes) + transport_s(size, pace, deployment.ranks.weight_bytes)
 
 
 def _batch_s(workload: Workload, times: CellTimes, shared: bool) -> float:
@@ -230,8 +230,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "preset": plan.settings.preset,
-        "device": plan.placement.device.name,
-        "num_devices": plan.placement.num_devices,
+        "device": plan.deployment.device.name,
+        "num_devices": plan.deployment.num_devices,
         "gpu_hours": plan.gpu_hours.pair(),
         "disk_bytes": {"running": plan.running_disk_bytes, "finished": plan.finished_disk_bytes},
         "cells": [_cell_json(cell) for cell in plan.cells],

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from pipeline.artifacts import Cell
 from pipeline.config import Settings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.estimate import CellEstimate, plan_cell
-from pipeline.planning.interval import Interval
 
 MIB = 2**20
 
 
-def node_memory_mb(estimate: CellEstimate, num_nodes: int) -> Interval:
+def node_memory_mb(estimate: CellEstimate, num_nodes: int) -> Bounds:
     """What each of the cell's nodes needs, were the parts spread evenly."""
     return estimate.host_bytes * (1 / (MIB * num_nodes))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.constants import GB, Device
+from pipeline.planning.deployment import Ranks, Servers
 from pipeline.planning.model_size import FP32, ModelSize
-from pipeline.planning.placement import Ranks, Servers
 from pipeline.planning.timing import cache_tokens
 
 _CONTEXT_BYTES = 3 * GB  # CUDA context, NCCL buffers, fragmentation: what a process holds before the first tensor

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from pipeline.artifacts import Layout, read_json, write_json
 from pipeline.config import Settings, changed_settings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.calibrate import calibrated
 from pipeline.planning.estimate import Plan, as_json, plan_run
 from pipeline.planning.host_memory import memory_warnings
-from pipeline.planning.interval import Interval
 from pipeline.planning.show import show_by_length, show_plan
 from pipeline.planning.storage import check_signal_lead
 
@@ -24,7 +24,7 @@ class PlanOptions:
     """What the command line adds to the settings: the GPU type and what is known better."""
 
     gpu: str = "H100"
-    response_tokens: Interval | None = None
+    response_tokens: Bounds | None = None
     signal_lead_s: float | None = None
     measured: bool = False
 
@@ -42,11 +42,11 @@ def plan_stage(settings: Settings, layout: Layout, options: PlanOptions, console
         plan = plan_run(settings, options.gpu, options.response_tokens, rates)
     show_plan(plan, console)
     if settings.model.path and options.response_tokens is None:
-        rates = plan.placement.rates
-        show_by_length([(n, plan_run(settings, options.gpu, Interval.point(n), rates)) for n in RESPONSE_LENGTHS], console)
+        rates = plan.deployment.rates
+        show_by_length([(n, plan_run(settings, options.gpu, Bounds.point(n), rates)) for n in RESPONSE_LENGTHS], console)
     write_json(layout.results / "plan.json", as_json(plan))
     console.print(f"wrote {layout.results / 'plan.json'}")
-    if plan.placement.num_devices:
+    if plan.deployment.num_devices:
         for line in memory_warnings(settings, plan.cells):
             console.print(f"may be too little: {line}")
     if options.signal_lead_s is not None:

@@ -7,21 +7,21 @@ from dataclasses import fields
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import DEVICES, GB, LENGTH_SPREAD, Constant
 from pipeline.planning.estimate import CellEstimate, Plan
-from pipeline.planning.interval import Interval
 from pipeline.planning.memory import MemoryPart, fits, server_fits, server_memory, total_bytes, trainer_memory
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-def seconds(value: Interval) -> str:
+def seconds(value: Bounds) -> str:
     """An interval of seconds in the unit that its upper end asks for."""
     size, unit = next(((size, unit) for size, unit in _UNITS if value.high >= 2 * size), (1.0, "s"))
     return f"{number(value / size, digits=2)} {unit}"
 
 
-def number(value: Interval, digits: int = 3) -> str:
+def number(value: Bounds, digits: int = 3) -> str:
     """An interval with that many significant digits."""
     low, high = (rounded(end, digits) for end in value.pair())
     return low if low == high else f"{low} - {high}"
@@ -32,18 +32,18 @@ def rounded(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
-def size_text(value: Interval | float) -> str:
+def size_text(value: Bounds | float) -> str:
     """Bytes in the unit that fits."""
-    interval = value if isinstance(value, Interval) else Interval.point(value)
+    interval = value if isinstance(value, Bounds) else Bounds.point(value)
     return _scaled(interval, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
 
 
-def token_text(value: Interval) -> str:
+def token_text(value: Bounds) -> str:
     """Numbers of tokens, in billions, millions or thousands."""
     return _scaled(value, ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")))
 
 
-def _scaled(value: Interval, units: tuple[tuple[float, str], ...]) -> str:
+def _scaled(value: Bounds, units: tuple[tuple[float, str], ...]) -> str:
     scale, unit = next((pair for pair in units if value.high >= pair[0]), units[-1])
     return f"{number(value / scale)} {unit}"
 
@@ -52,7 +52,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     """Everything a plan says."""
     console.print(_cell_table(plan))
     console.print(_total_lines(plan))
-    if plan.placement.num_devices:
+    if plan.deployment.num_devices:
         _show_memory(plan, console)
     console.print(_storage_table(plan))
     console.print(_constant_table(plan))
@@ -68,8 +68,8 @@ def table_of(title: str, *columns: str) -> Table:
 
 def _cell_table(plan: Plan) -> Table:
     table = table_of(
-        f"preset {plan.settings.preset}: {len(plan.cells)} cells on {plan.placement.num_devices or 'CPU'} "
-        f"{plan.placement.device.name if plan.placement.num_devices else ''}".rstrip(),
+        f"preset {plan.settings.preset}: {len(plan.cells)} cells on {plan.deployment.num_devices or 'CPU'} "
+        f"{plan.deployment.device.name if plan.deployment.num_devices else ''}".rstrip(),
         *("cell", "steps at lag", "tokens", "wall", "GPU-hours"),
         *("generate", "train", "reference KL", "statistics", "publish", "evaluate"),
     )
@@ -98,8 +98,8 @@ def lags_text(histogram: dict[int, int]) -> str:
 
 
 def _total_lines(plan: Plan) -> str:
-    wall = sum((cell.wall_s for cell in plan.cells), Interval.point(0.0))
-    tokens = sum((cell.workload.tokens for cell in plan.cells), Interval.point(0.0))
+    wall = sum((cell.wall_s for cell in plan.cells), Bounds.point(0.0))
+    tokens = sum((cell.workload.tokens for cell in plan.cells), Bounds.point(0.0))
     logs = sum(cell.log_bytes for cell in plan.cells)
     return (
         f"total: {token_text(tokens)} response tokens, {seconds(wall)} one after the other, "
@@ -109,7 +109,7 @@ def _total_lines(plan: Plan) -> str:
 
 
 def _show_memory(plan: Plan, console: Console) -> None:
-    ranks, servers, device = plan.placement.ranks, plan.placement.servers, plan.placement.device
+    ranks, servers, device = plan.deployment.ranks, plan.deployment.servers, plan.deployment.device
     reference = 1 + any(cell.workload.passes.reference_kl for cell in plan.cells)
     micro = plan.settings.trainer.micro_batch_tokens
     trainer = trainer_memory(plan.size, ranks, micro, reference)
@@ -174,14 +174,14 @@ def _constant_table(plan: Plan) -> Table:
     workload = plan.cells[0].workload
     named: list[tuple[str, Constant]] = [("response_tokens", workload.response_tokens), ("prompt_tokens", workload.prompt_tokens)]
     named += [("length_spread", LENGTH_SPREAD)]
-    named += [(field.name, getattr(plan.placement.rates, field.name)) for field in fields(plan.placement.rates)]
+    named += [(field.name, getattr(plan.deployment.rates, field.name)) for field in fields(plan.deployment.rates)]
     for name, constant in named:
         assumed = "assumed: " if constant.assumed else ""
         table.add_row(name, _scientific(constant.value), constant.unit, assumed + constant.source)
     return table
 
 
-def _scientific(value: Interval) -> str:
+def _scientific(value: Bounds) -> str:
     if 1e-2 <= value.high < 1e5:
         return number(value)
     return f"{value.low:.2g}" if value.low == value.high else f"{value.low:.2g} - {value.high:.2g}"

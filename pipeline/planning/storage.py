@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.planning.constants import Pace
+from pipeline.planning.deployment import Ranks, Servers
 from pipeline.planning.memory import PINNED_ROUNDING, offloaded_bytes, parameters_per_rank
 from pipeline.planning.model_size import FP32, ModelSize
-from pipeline.planning.placement import Ranks, Servers
 
 _KEPT_CHECKPOINTS = 2  # pipeline/cell/checkpoint.py keeps the newest and the one before it
 _TOKEN_BYTES = 12  # id, rollout log-prob, policy version

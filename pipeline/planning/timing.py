@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from pipeline.planning.constants import Device, Pace
+from pipeline.planning.deployment import Servers
 from pipeline.planning.model_size import BF16, ModelSize
-from pipeline.planning.placement import Servers
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config import CellSettings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import PROMPT_TOKENS, RESPONSE_TOKENS, Constant
-from pipeline.planning.interval import Interval
 from pipeline.rollout.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassCounts:
     """Forward passes' worth of work per training token (a backward pass is two), by what asks for it."""
 
     update: float
@@ -47,7 +47,7 @@ class Workload:
     max_response_tokens: int
     group_size: int
     micro_batch_tokens: int
-    passes: Passes
+    passes: PassCounts
     routing_replay: bool
 
     @property
@@ -55,7 +55,7 @@ class Workload:
         return self.batches * self.responses_per_batch
 
     @property
-    def tokens(self) -> Interval:
+    def tokens(self) -> Bounds:
         """Response tokens that are trained on."""
         return self.responses * self.response_tokens.value
 
@@ -65,7 +65,7 @@ def workload_of(
     evaluation_problems: int,
     scoring_problems: int,
     recompute: bool,
-    response_tokens: Interval | None = None,
+    response_tokens: Bounds | None = None,
 ) -> Workload:
     """The workload of one cell. response_tokens: mean response length where it is known better than the constants say."""
     schedule = Schedule.of(cell)
@@ -100,13 +100,13 @@ def workload_of(
     )
 
 
-def passes_of(cell: CellSettings, recompute: bool, several_micro_batches: bool) -> Passes:
+def passes_of(cell: CellSettings, recompute: bool, several_micro_batches: bool) -> PassCounts:
     """The trainer's passes: statistics of a whole step need one of their own only where the step has several micro-batches."""
     recipe = cell.recipe()
     statistics = bool(recipe.step_statistics) and several_micro_batches
     several_steps = cell.schedule.optimizer_steps_per_rollout > 1
     constant = ("rollout_weights" in recipe.reads) + ("proximal" in recipe.reads and several_steps)
-    return Passes(
+    return PassCounts(
         update=3.0,
         recompute=float(recompute),
         reference_kl=float(cell.objective.reference_kl_coefficient > 0),

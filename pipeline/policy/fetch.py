@@ -19,7 +19,7 @@ from typing import Any
 import safetensors
 
 from pipeline.artifacts import atomic_path, read_json, sha256_of, write_json
-from pipeline.policy.checkpoint import CONFIG_KEYS, MANIFEST, hf_shapes, read_model_settings
+from pipeline.policy.hf_folder import CONFIG_KEYS, MANIFEST, hf_shapes, read_model_settings
 from pipeline.problems.hub import COMMIT, REVISIONS, Files, fetch
 from pipeline.section import SettingsError
 from pipeline.sections import ModelSettings, SourceSettings

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.policy.checkpoint import write_policy
 from pipeline.policy.cpu import configure_cpu
-from pipeline.policy.model import Policy, RouterTrace
+from pipeline.policy.hf_folder import write_policy
 from pipeline.policy.packing import PackedBatch, pack
+from pipeline.policy.qwen3_moe import Policy, RouterTrace
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems import arithmetic
 from pipeline.problems.prepare import read_problems

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pipeline.config import CellSettings
 from pipeline.objective.part import Buffers, Gradient, OneProcess
-from pipeline.policy.checkpoint import hf_state, load_hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state, load_hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.published_weights import PublishedWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
@@ -26,7 +26,7 @@ _STATE_FILE = "state.safetensors"
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
-class _Gradient:
+class _OwnGradient:
     """The gradient of a policy that one process holds: the parameters' own, by their names."""
 
     def __init__(self, policy: Policy) -> None:
@@ -125,7 +125,7 @@ class TorchTrainer:
         return StepTotals(loss.loss, loss.terms, loss.finite)
 
     def gradient(self) -> Gradient:
-        return _Gradient(self._policy)
+        return _OwnGradient(self._policy)
 
     def clip(self) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.settings.trainer.gradient_clip))

@@ -11,8 +11,8 @@ import torch
 
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
-from pipeline.policy.checkpoint import hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.published_weights import PublishedWeights
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.sections import ModelSettings

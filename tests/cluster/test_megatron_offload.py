@@ -14,10 +14,10 @@ import torch
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
 from pipeline.trainer.megatron import state
-from pipeline.trainer.megatron.layout import Layout
+from pipeline.trainer.megatron.layout import RankLayout
 from pipeline.trainer.megatron.optimizer import PolicyOptimizer
 
-PLACE = Layout(rank=0, num_ranks=1)
+PLACE = RankLayout(rank=0, num_ranks=1)
 SHAPES = ((3, 4), (5,), (2, 2))
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from pipeline.config import CellSettings
-from pipeline.policy.checkpoint import load_hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import load_hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.processes.hosts import THIS_HOST, free_port, interface_of
 from pipeline.published_weights import PublishedWeights
 from pipeline.trainer.megatron.trainer import Rendezvous, rank_specs

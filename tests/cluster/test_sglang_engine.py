@@ -22,12 +22,12 @@ import pytest
 import torch
 
 from pipeline.artifacts import Cell
-from pipeline.cell.loop import CellInputs, CellRun
+from pipeline.cell.loop import CellInputs, CellLoop
 from pipeline.config import CellSettings, load_settings
-from pipeline.policy.checkpoint import hf_state, write_policy
 from pipeline.policy.cpu import configure_cpu
-from pipeline.policy.model import Policy, RouterTrace
+from pipeline.policy.hf_folder import hf_state, write_policy
 from pipeline.policy.packing import pack
+from pipeline.policy.qwen3_moe import Policy, RouterTrace
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
 from pipeline.processes.errors import EngineDied
@@ -194,7 +194,7 @@ def test_the_loop_trains_over_it_with_the_lags_of_the_closed_form(
     engine.servers = engine.servers.model_copy(update={"publication": route, "verify_interval": 4})
     published = len(engine.publications)
     inputs = cell_inputs(tmp_path / "problems", tokenizer)
-    run = CellRun(settings, inputs, engine, trainer, tmp_path / "state", lambda *_: None)
+    run = CellLoop(settings, inputs, engine, trainer, tmp_path / "state", lambda *_: None)
     state = run.run()
     engine.generate([], run.collector.sampling).result(600)  # the last version is published once this is answered
     schedule = Schedule.of(settings)
@@ -230,7 +230,7 @@ def test_a_rank_that_is_killed_while_rollouts_are_generated_ends_the_loop(
         os.kill(rank_process(trainer, 0), signal.SIGKILL)
 
     monkeypatch.setattr(engine, "generate", generate)
-    run = CellRun(settings, cell_inputs(tmp_path / "problems", tokenizer), engine, trainer, tmp_path / "state", lambda *_: None)
+    run = CellLoop(settings, cell_inputs(tmp_path / "problems", tokenizer), engine, trainer, tmp_path / "state", lambda *_: None)
     killing = threading.Thread(target=kill, daemon=True)
     try:
         killing.start()

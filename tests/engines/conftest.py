@@ -8,8 +8,8 @@ import torch
 
 from pipeline.cell.loop import CellInputs
 from pipeline.config import load_settings
-from pipeline.policy.checkpoint import hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.policy.tokenizer import Tokenizer, build_tokenizer
 from pipeline.problems.prepare import prepare, read_problems
 from pipeline.published_weights import PublishedWeights

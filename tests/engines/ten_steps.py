@@ -21,8 +21,8 @@ import torch
 from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
 from pipeline.objective.methods import METHODS
-from pipeline.policy.checkpoint import hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.torch_trainer import TorchTrainer
 

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.artifacts import Cell
 from pipeline.cell import checkpoint
-from pipeline.cell.loop import CellInputs, CellRun
+from pipeline.cell.loop import CellInputs, CellLoop
 from pipeline.config import CellSettings, load_settings
 from pipeline.engines import rollout_engine
 from pipeline.grading.grade import Grade
@@ -70,7 +70,7 @@ class Killed(Exception):
 
 def run(
     settings: CellSettings, inputs: CellInputs, folder: Path, end_at: int | None = None, stop: Stop | None = None
-) -> tuple[CellRun, TorchTrainer]:
+) -> tuple[CellLoop, TorchTrainer]:
     """Run a cell; at step `end_at` it is killed, or where there is a `stop` told to stop."""
 
     def report(row: dict[str, Any], _evals: list) -> None:
@@ -82,7 +82,7 @@ def run(
 
     trainer = TorchTrainer(settings, published(settings.model).weights)
     engine = rollout_engine(settings, folder, inputs.tokenizer, folder)
-    cell_run = CellRun(settings, inputs, engine, trainer, folder, report, stop=stop)
+    cell_run = CellLoop(settings, inputs, engine, trainer, folder, report, stop=stop)
     try:
         cell_run.run()
     finally:
@@ -90,7 +90,7 @@ def run(
     return cell_run, trainer
 
 
-def assert_equal_runs(one: tuple[CellRun, TorchTrainer], other: tuple[CellRun, TorchTrainer]) -> None:
+def assert_equal_runs(one: tuple[CellLoop, TorchTrainer], other: tuple[CellLoop, TorchTrainer]) -> None:
     """Bit for bit: weights (which have moved), every diagnostic, every evaluation row, the retained versions."""
     assert all(row["grad_norm"] > 0.0 for row in one[0].state.step_rows)
     for name, tensor in one[1].publish().weights.items():
@@ -105,7 +105,7 @@ def assert_equal_runs(one: tuple[CellRun, TorchTrainer], other: tuple[CellRun, T
     assert shas[0] == shas[1]
 
 
-def realised_lags(cell_run: CellRun) -> list[tuple[int, int]]:
+def realised_lags(cell_run: CellLoop) -> list[tuple[int, int]]:
     return [(row["lag_min"], row["lag_max"]) for row in cell_run.state.step_rows]
 
 

@@ -22,7 +22,7 @@ from pipeline.artifacts import Cell
 from pipeline.config import CellSettings, load_settings
 from pipeline.evaluation.evaluate import Evaluation
 from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
-from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.protocols import EvaluationProtocol, evaluate_protocol
 from pipeline.evaluation.summary import summarise
 from pipeline.problems.prepare import _write_problems
 from pipeline.records import Problem, Response
@@ -180,8 +180,8 @@ def test_numbers_are_the_known_shares_of_the_responses(outcome):
     # 100 x 0 is 0
     strict = sum(kind in right or (kind == 2 and gold == 0) for gold, kind in kinds)
     scaled = sum(kind == 2 and gold != 0 for gold, kind in kinds)
-    assert evaluate_protocol(rows(outcome), Protocol("avg", K), verdict="correct_strict") == Fraction(strict, 30 * K)
-    assert evaluate_protocol(rows(outcome), Protocol("avg", K)) == Fraction(strict + scaled, 30 * K)
+    assert evaluate_protocol(rows(outcome), EvaluationProtocol("avg", K), verdict="correct_strict") == Fraction(strict, 30 * K)
+    assert evaluate_protocol(rows(outcome), EvaluationProtocol("avg", K)) == Fraction(strict + scaled, 30 * K)
 
 
 def simple_evaluate(server: Server, problems: Path, limit: int, num_concurrent: int = 4) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from pipeline.doctor import node, packages
 from pipeline.doctor.finding import Finding
 from pipeline.doctor.smoke import tiny_settings
 from pipeline.planning.estimate import plan_run
-from pipeline.policy.checkpoint import write_policy
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import write_policy
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.policy.tokenizer import build_tokenizer
 from pipeline.problems.prepare import prepare
 from pipeline.processes import interpreters

@@ -18,8 +18,8 @@ import yaml
 from pipeline.artifacts import Cell
 from pipeline.config import load_settings
 from pipeline.evaluation.lm_eval_run import TASK_FILE, LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
-from pipeline.evaluation.lm_eval_tasks import aime24
-from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.lm_eval_tasks import avg_at_k
+from pipeline.evaluation.protocols import EvaluationProtocol, evaluate_protocol
 from pipeline.evaluation.rows import sample_row
 from pipeline.problems.template import instruct
 
@@ -102,7 +102,7 @@ def test_recorded_log_becomes_the_rows_that_its_responses_are_worth():
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     for verdict, metric in (("correct", "avg_at_k"), ("correct_strict", "avg_at_k_strict")):
         logged = sum(Fraction(round(16 * entry[metric]), 16) for entry in entries) / 3
-        assert evaluate_protocol(rows, Protocol("avg", 16), verdict=verdict) == logged
+        assert evaluate_protocol(rows, EvaluationProtocol("avg", 16), verdict=verdict) == logged
     assert sum(row["correct"] != row["correct_strict"] for row in rows) == sum(entry["disagreements"] for entry in entries) > 0
 
 
@@ -150,20 +150,20 @@ def test_a_folder_of_several_runs_is_refused(tmp_path):
 
 def test_the_servers_word_on_a_response_is_kept_beside_its_text():
     meta = {"finish_reason": {"type": "length", "length": 9}, "completion_tokens": 9, "weight_version": "540"}
-    (text,) = aime24.parse_generations({"text": "so \\boxed{5}", "meta_info": meta})
+    (text,) = avg_at_k.parse_generations({"text": "so \\boxed{5}", "meta_info": meta})
     assert (text, text.finish_reason, text.length, text.policy_version) == ("so \\boxed{5}", "length", 9, 540)
-    metrics = aime24.process_results({"id": "p", "answer": "5"}, [[text, text]])
+    metrics = avg_at_k.process_results({"id": "p", "answer": "5"}, [[text, text]])
     assert (metrics["avg_at_k"], metrics["truncated"], metrics["policy_version"]) == (1.0, 1.0, [540, 540])
     with pytest.raises(ValueError, match="aborted a response: full"):
-        aime24.parse_generations({"text": "", "meta_info": meta | {"finish_reason": {"type": "abort", "message": "full"}}})
+        avg_at_k.parse_generations({"text": "", "meta_info": meta | {"finish_reason": {"type": "abort", "message": "full"}}})
     with pytest.raises(ValueError, match="'default', not a policy version"):
-        aime24.parse_generations({"text": "", "meta_info": meta | {"weight_version": "default"}})
+        avg_at_k.parse_generations({"text": "", "meta_info": meta | {"weight_version": "default"}})
     with pytest.raises(ValueError, match="sglang-generate"):
-        aime24.process_results({"id": "p", "answer": "5"}, [["plain text"]])
+        avg_at_k.process_results({"id": "p", "answer": "5"}, [["plain text"]])
     with pytest.raises(ValueError, match=r"policy versions \[7, 8\]"):
-        aime24.one_version([[7, 7], [7, 8]])
+        avg_at_k.one_version([[7, 7], [7, 8]])
     with pytest.raises(ValueError, match=r"\[15, 16\] responses"):
-        aime24.samples_per_problem([[{}] * 16, [{}] * 15])
+        avg_at_k.samples_per_problem([[{}] * 16, [{}] * 15])
 
 
 def test_the_tasks_own_template_is_the_boxed_instruction():

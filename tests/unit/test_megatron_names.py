@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pipeline.config import load_settings
-from pipeline.policy.checkpoint import hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.sections import ModelSettings
 from pipeline.trainer.megatron.files import StoredTensors, write_files
-from pipeline.trainer.megatron.layout import Layout, check
+from pipeline.trainer.megatron.layout import RankLayout, check
 from pipeline.trainer.megatron.names import NameSet, assemble, hugging_face, parameter_sources
 
 NAME_SETS: tuple[NameSet, ...] = ("local", "transformer_engine")
@@ -49,11 +49,11 @@ class Counting:
         return part
 
 
-def layouts(cut: tuple[int, int, int, int]) -> Iterator[Layout]:
+def layouts(cut: tuple[int, int, int, int]) -> Iterator[RankLayout]:
     """All ranks' places; tensor and expert places are combined freely, which covers whatever Megatron-core pairs."""
     tensor, pipeline, expert, expert_tensor = cut
     for places in itertools.product(range(pipeline), range(tensor), range(expert), range(expert_tensor)):
-        yield Layout(
+        yield RankLayout(
             rank=0, num_ranks=tensor * pipeline * expert * expert_tensor,
             pipeline_size=pipeline, pipeline_rank=places[0], tensor_size=tensor, tensor_rank=places[1],
             expert_size=expert, expert_rank=places[2], expert_tensor_size=expert_tensor, expert_tensor_rank=places[3],
@@ -90,8 +90,8 @@ def test_a_rank_reads_its_parameters_and_nothing_else(model, weights, cut) -> No
 
 
 def test_interleaved_attention_rows_are_grouped_by_key_head(model, weights) -> None:
-    source = parameter_sources(model, Layout(0, 1), "local")["decoder.layers.0.self_attention.linear_qkv.weight"]
-    found = assemble(source, Counting(weights), Layout(0, 1), model.head_dim)
+    source = parameter_sources(model, RankLayout(0, 1), "local")["decoder.layers.0.self_attention.linear_qkv.weight"]
+    found = assemble(source, Counting(weights), RankLayout(0, 1), model.head_dim)
     width = model.head_dim
     query, key, value = (weights[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv")
     assert torch.equal(found[: 4 * width], torch.cat([query[: 2 * width], key[:width], value[:width]]))
@@ -99,7 +99,7 @@ def test_interleaved_attention_rows_are_grouped_by_key_head(model, weights) -> N
 
 
 def test_transformer_engine_names_fuse_norms_and_number_experts(model) -> None:
-    place = Layout(0, 2, expert_size=2, expert_rank=1)
+    place = RankLayout(0, 2, expert_size=2, expert_rank=1)
     names = parameter_sources(model, place, "transformer_engine")
     assert names["decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"].tensors == (
         "model.layers.0.input_layernorm.weight",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pipeline.trainer.megatron import state
-from pipeline.trainer.megatron.layout import Layout
+from pipeline.trainer.megatron.layout import RankLayout
 
-PLACE = Layout(rank=1, num_ranks=2, tensor_size=2, tensor_rank=1)
+PLACE = RankLayout(rank=1, num_ranks=2, tensor_size=2, tensor_rank=1)
 
 
 def optimizers(seed: int, rows: int = 3) -> list[torch.optim.Optimizer]:
@@ -52,11 +52,11 @@ def test_main_weights_are_kept_only_where_the_model_has_others(tmp_path: Path) -
 def test_a_truncated_or_missing_file_and_another_layout_are_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("pipeline.trainer.megatron.files.FILE_BYTES", 60)
     state.write(tmp_path, 0, PLACE, optimizers(0), with_main_weights=True)
-    expert = Layout(rank=1, num_ranks=2, expert_size=2, expert_rank=1)
+    expert = RankLayout(rank=1, num_ranks=2, expert_size=2, expert_rank=1)
     with pytest.raises(ValueError, match=r"another layout \(tensor_size 2 instead of 1, .*fits the same layout only"):
         state.read(tmp_path, expert)
     with pytest.raises(ValueError, match="does not hold the whole state of rank 0"):
-        state.read(tmp_path, Layout(rank=0, num_ranks=2))
+        state.read(tmp_path, RankLayout(rank=0, num_ranks=2))
     first = min(tmp_path.iterdir())
     first.write_bytes(first.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"rank_00001-00000\.safetensors cannot be read"):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pipeline.config import load_settings
-from pipeline.policy.checkpoint import hf_state
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.published_weights import shards
 from pipeline.trainer.megatron import cpu_adapter
 from pipeline.trainer.megatron.files import StoredTensors, write_files
-from pipeline.trainer.megatron.layout import Groups, Layout
+from pipeline.trainer.megatron.layout import Groups, RankLayout
 from pipeline.trainer.megatron.names import assemble, parameter_sources
 from pipeline.trainer.megatron.weights import Weights
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(folder: Path) -> Weights:
     """Those of expert rank 1 of 2, in bfloat16 and not loaded yet."""
-    model, place = load_settings().model, Layout(1, 2, expert_size=2, expert_rank=1)
+    model, place = load_settings().model, RankLayout(1, 2, expert_size=2, expert_rank=1)
     sources = parameter_sources(model, place, "local")
     stored = StoredTensors(shards(folder))
     parameters = {

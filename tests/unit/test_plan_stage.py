@@ -13,9 +13,9 @@ from rich.console import Console
 
 from pipeline.artifacts import Cell, Layout, read_json, write_json
 from pipeline.config import load_settings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.estimate import plan_cell, plan_run
 from pipeline.planning.host_memory import job_memory_mb
-from pipeline.planning.interval import Interval
 from pipeline.planning.plan import PlanOptions, plan_stage
 from pipeline.planning.show import lags_text
 from pipeline.planning.workload import passes_of, workload_of
@@ -34,7 +34,7 @@ def shown(tmp_path, monkeypatch, preset: str, **options: object) -> str:
 
 
 def test_the_full_plan_says_what_a_cell_takes(tmp_path, monkeypatch):
-    text = shown(tmp_path, monkeypatch, "full", response_tokens=Interval.point(4000))
+    text = shown(tmp_path, monkeypatch, "full", response_tokens=Bounds.point(4000))
     assert "33 cells on 8 H100" in text
     line = next(line for line in text.splitlines() if "sat-gspo-r3/lag8/seed0" in line)
     assert "0: 1, 1-7: 68, 8: 67" in line and "8.91" in line  # steps at each lag; 2,228,224 responses of 4,000 tokens
@@ -146,7 +146,7 @@ def test_the_workload_counts_generated_evaluations_and_publications():
     assert [work[lag].batches for lag in work] == [544, 544, 68]
     assert {work[lag].responses for lag in work} == {2_228_224}
     with pytest.raises(ValueError, match=r"a mean of 40000 response tokens exceeds rollout\.max_response_tokens 32768"):
-        workload_of(settings.cell(Cell("grpo", "1", 0)), 30, 30, True, Interval.point(40000))
+        workload_of(settings.cell(Cell("grpo", "1", 0)), 30, 30, True, Bounds.point(40000))
 
 
 def test_synchronous_cells_add_what_asynchronous_cells_overlap():

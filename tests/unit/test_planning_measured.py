@@ -11,17 +11,17 @@ import pytest
 from pipeline.artifacts import Cell
 from pipeline.config import load_settings
 from pipeline.objective.methods import VARIANT
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.calibrate import calibrated
 from pipeline.planning.constants import RESPONSE_TOKENS
 from pipeline.planning.estimate import plan_run
-from pipeline.planning.interval import Interval
 
 
 @pytest.mark.parametrize(("tokens", "low", "high"), [(1000, 438, 875), (2000, 875, 1751), (4000, 1751, 3502), (8000, 3502, 7004)])
 def test_gpu_hours_of_a_cell_overlap_those_of_end_to_end_rates(tokens, low, high):
     """1,414 and 707 tokens/s/GPU end to end (NeMo-RL, one step off, and half of it) on the paper's 2.2 million responses."""
     settings = load_settings(overrides={"preset": "full"})
-    estimate = plan_run(settings, "H100", Interval.point(tokens)).cells[0]
+    estimate = plan_run(settings, "H100", Bounds.point(tokens)).cells[0]
     assert estimate.workload.responses == 544 * 4096
     assert estimate.gpu_hours.low < high and estimate.gpu_hours.high > low
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pipeline.config import load_settings
+from pipeline.planning.bounds import Bounds
 from pipeline.planning.constants import DEVICES, GB, gpu_rates
+from pipeline.planning.deployment import Ranks, Servers, deployment_of
 from pipeline.planning.estimate import plan_run
-from pipeline.planning.interval import Interval
 from pipeline.planning.memory import (
     fits,
     offloaded_bytes,
@@ -22,10 +23,9 @@ from pipeline.planning.memory import (
     trainer_memory,
 )
 from pipeline.planning.model_size import QWEN3_30B_A3B, QWEN25_7B, ModelSize
-from pipeline.planning.placement import Ranks, Servers, placement_of
 from pipeline.planning.storage import check_signal_lead, checkpoint_size
 from pipeline.planning.timing import Lengths, cache_tokens, slots_of
-from pipeline.policy.model import Policy
+from pipeline.policy.qwen3_moe import Policy
 
 PAPER = Ranks(4, 4, 1, 4, 1, distributed_optimizer=True, optimizer_offload=True, recompute=True, logprob_chunk_tokens=2048)
 
@@ -149,15 +149,15 @@ def test_a_short_signal_lead_is_refused_with_what_would_do():
 def test_engines_that_need_more_gpus_than_there_are_are_refused():
     settings = load_settings(overrides={"preset": "full", "servers": {"num_servers": 2}})
     with pytest.raises(ValueError, match=r"need 12 GPUs, but .* are 8"):
-        placement_of(settings, "H100")
+        deployment_of(settings, "H100")
     with pytest.raises(ValueError, match="unknown GPU 'H900'; known: A100"):
-        placement_of(settings, "H900")
+        deployment_of(settings, "H900")
 
 
 def test_intervals():
-    assert Interval.parse("3000") == Interval(3000, 3000) and Interval.parse("2000-4000") == Interval(2000, 4000)
-    assert Interval(1, 4) * Interval(2, 3) == Interval(2, 12) and Interval(1, 4) / Interval(2, 4) == Interval(0.25, 2)
-    assert Interval(1, 4).mid == 2 and 2 * Interval(1, 2) + 1 == Interval(3, 5)
+    assert Bounds.parse("3000") == Bounds(3000, 3000) and Bounds.parse("2000-4000") == Bounds(2000, 4000)
+    assert Bounds(1, 4) * Bounds(2, 3) == Bounds(2, 12) and Bounds(1, 4) / Bounds(2, 4) == Bounds(0.25, 2)
+    assert Bounds(1, 4).mid == 2 and 2 * Bounds(1, 2) + 1 == Bounds(3, 5)
     for text in ("x", "4000-2000", "-5"):
         with pytest.raises(ValueError, match=f"'{text}' is not a number or an interval"):
-            Interval.parse(text)
+            Bounds.parse(text)

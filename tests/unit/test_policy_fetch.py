@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from pipeline.artifacts import read_json, sha256
 from pipeline.config import load_settings
 from pipeline.policy import fetch
-from pipeline.policy.checkpoint import hf_shapes, hf_state, policy_digest, read_policy, write_policy
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_shapes, hf_state, policy_digest, read_policy, write_policy
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.policy.tokenizer import build_tokenizer
 from pipeline.sections import ModelSettings
 

@@ -15,7 +15,7 @@ from pipeline.policy.tokenizer import build_tokenizer
 from pipeline.policy.warm_start import learning_rate_share, warm_start
 from pipeline.problems.prepare import prepare, read_problems
 from pipeline.sections import ProblemSettings, WarmStartSettings
-from tests.unit.test_policy_checkpoint import make_policy
+from tests.unit.test_policy_hf_folder import make_policy
 
 PROBLEMS = ProblemSettings(kind="arithmetic", seed=5, train_count=40, evaluation_count=20, scoring_count=20)
 WARM_START = WarmStartSettings(

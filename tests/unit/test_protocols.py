@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts import write_rows
 from pipeline.evaluation.estimators import avg_at_k, pass_at_k
-from pipeline.evaluation.protocols import Protocol, evaluate_protocol
+from pipeline.evaluation.protocols import EvaluationProtocol, evaluate_protocol
 from pipeline.evaluation.rows import sample_row
 from pipeline.evaluation.summary import as_lines, summarise, summarise_folder
 
@@ -44,16 +44,16 @@ def outcomes() -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "samples"), [("avg@8", 8), ("avg@16", 16), ("4xavg@16", 64), ("2xavg@8", 16), ("avg@1", 1)])
 def test_avg_is_exact_over_the_first_samples_and_a_multiple_of_one_over_30_k(name, samples, outcomes):
-    value = evaluate_protocol(rows_of(outcomes), Protocol.parse(name))
+    value = evaluate_protocol(rows_of(outcomes), EvaluationProtocol.parse(name))
     assert value == Fraction(int(outcomes[:, :samples].sum()), 30 * samples)
     assert (30 * samples) % value.denominator == 0
     assert float(value) == pytest.approx(avg_at_k(outcomes[:, :samples]), abs=1e-15)
 
 
 def test_mean_of_four_runs_is_the_mean_of_the_four_values(outcomes):
-    runs = [evaluate_protocol(rows_of(outcomes[:, 16 * run : 16 * run + 16]), Protocol("avg", 16)) for run in range(4)]
+    runs = [evaluate_protocol(rows_of(outcomes[:, 16 * run : 16 * run + 16]), EvaluationProtocol("avg", 16)) for run in range(4)]
     assert len(set(runs)) > 1
-    assert evaluate_protocol(rows_of(outcomes), Protocol("avg", 16, runs=4)) == sum(runs) / 4
+    assert evaluate_protocol(rows_of(outcomes), EvaluationProtocol("avg", 16, runs=4)) == sum(runs) / 4
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(outcomes):
@@ -61,56 +61,58 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(outcomes):
     for k in range(1, 8):
         subsets = [list(subset) for subset in combinations(range(7), k)]
         hits = [Fraction(sum(any(row[subset]) for subset in subsets), len(subsets)) for row in few]
-        assert evaluate_protocol(rows_of(few), Protocol("pass", k)) == sum(hits) / 6
+        assert evaluate_protocol(rows_of(few), EvaluationProtocol("pass", k)) == sum(hits) / 6
         assert pass_at_k(few, k) == pytest.approx(float(sum(hits) / 6), abs=1e-12)
-    assert evaluate_protocol(rows_of(few), Protocol("pass", 1)) == evaluate_protocol(rows_of(few), Protocol("avg", 7))
+    assert evaluate_protocol(rows_of(few), EvaluationProtocol("pass", 1)) == evaluate_protocol(
+        rows_of(few), EvaluationProtocol("avg", 7)
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=6), st.integers(1, 5))
 def test_pass_grows_with_k_and_avg_does_not_read_beyond_k(table, k):
     rows = rows_of(np.array(table))
-    assert evaluate_protocol(rows, Protocol("pass", k)) >= evaluate_protocol(rows, Protocol("pass", 1))
+    assert evaluate_protocol(rows, EvaluationProtocol("pass", k)) >= evaluate_protocol(rows, EvaluationProtocol("pass", 1))
     kept = [row for row in rows if row["sample"] < k]
-    assert evaluate_protocol(kept, Protocol("avg", k)) == evaluate_protocol(rows, Protocol("avg", k))
+    assert evaluate_protocol(kept, EvaluationProtocol("avg", k)) == evaluate_protocol(rows, EvaluationProtocol("avg", k))
 
 
 def test_the_papers_base_value_is_45_of_480():
     outcomes = np.zeros((30, 16), dtype=bool)
     outcomes.flat[:45] = True
-    assert evaluate_protocol(rows_of(outcomes), Protocol("avg", 16)) == Fraction(45, 480)
+    assert evaluate_protocol(rows_of(outcomes), EvaluationProtocol("avg", 16)) == Fraction(45, 480)
 
 
 @pytest.mark.parametrize("protocol", ["avg@8", "4xavg@2", "pass@2"])
 def test_a_missing_sample_is_an_error_that_names_it(protocol, outcomes):
     rows = [row for row in rows_of(outcomes[:, :8]) if (row["problem_id"], row["sample"]) != ("p07", 5)]
     with pytest.raises(ValueError, match=r"problem p07 has 7 and lacks sample 5"):
-        evaluate_protocol(rows, Protocol.parse(protocol))
+        evaluate_protocol(rows, EvaluationProtocol.parse(protocol))
 
 
 def test_what_is_not_one_whole_evaluation_is_refused(outcomes):
     rows = rows_of(outcomes[:, :8])
     with pytest.raises(ValueError, match=r"avg@16 needs samples 0..15"):
-        evaluate_protocol(rows, Protocol("avg", 16))
+        evaluate_protocol(rows, EvaluationProtocol("avg", 16))
     with pytest.raises(ValueError, match="twice"):
-        evaluate_protocol([*rows, rows[0]], Protocol("avg", 8))
+        evaluate_protocol([*rows, rows[0]], EvaluationProtocol("avg", 8))
     with pytest.raises(ValueError, match=r"policy versions \[40, 41\]"):
-        evaluate_protocol([*rows[1:], {**rows[0], "policy_version": 41}], Protocol("avg", 8))
+        evaluate_protocol([*rows[1:], {**rows[0], "policy_version": 41}], EvaluationProtocol("avg", 8))
     with pytest.raises(ValueError, match=r"without a sample: \['p30'\]"):
-        evaluate_protocol(rows, Protocol("avg", 8), problems=[f"p{i:02d}" for i in range(31)])
+        evaluate_protocol(rows, EvaluationProtocol("avg", 8), problems=[f"p{i:02d}" for i in range(31)])
     with pytest.raises(ValueError, match="no rows"):
-        evaluate_protocol([], Protocol("avg", 8))
+        evaluate_protocol([], EvaluationProtocol("avg", 8))
 
 
 @pytest.mark.parametrize("name", ["avg", "avg@0", "4xpass@8", "mean@8", "avg@8x4", "0xavg@8"])
 def test_an_unknown_protocol_is_refused(name):
     with pytest.raises(ValueError, match="unknown protocol"):
-        Protocol.parse(name)
+        EvaluationProtocol.parse(name)
 
 
 @pytest.mark.parametrize("name", ["avg@8", "4xavg@16", "pass@8"])
 def test_a_protocol_prints_as_it_is_written(name):
-    assert str(Protocol.parse(name)) == name
+    assert str(EvaluationProtocol.parse(name)) == name
 
 
 def test_a_row_says_where_the_strict_policy_disagrees():

@@ -1,9 +1,10 @@
-"""The rooms of the pipeline stand in one order: what a room imports lies below it."""
+"""The rooms of the pipeline stand in one order: what a room imports lies below it; and a name means one thing."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,10 @@ ROOMS = [
     "paper",
     "__main__",
 ]
+
+
+# the protocol of both engines, and what implements it on a cluster
+SAME_MEANING = {"engine.py", "trainer.py"}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -76,3 +81,10 @@ def test_no_room_imports_one_above_it() -> None:
 def test_the_objective_needs_nothing_but_arrays() -> None:
     found = {name.split(".")[0] for module, tree in sources() if room_of(module) == "objective" for name in imported(tree)}
     assert found - sys.stdlib_module_names <= {"torch", "numpy", "pydantic", "pipeline"}
+
+
+def test_a_name_means_one_thing() -> None:
+    files = Counter(Path(module).name for module, _ in sources())
+    assert {name for name, count in files.items() if count > 1} == SAME_MEANING | {"__init__.py"}
+    classes = Counter(node.name for _, tree in sources() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {name for name, count in classes.items() if count > 1} == set()

@@ -14,9 +14,9 @@ from benchmarks.published_runs.simulation import Scenario, balanced_share, respo
 from benchmarks.published_runs.speedups import CLAIMS, compare_speedups
 from pipeline.config import load_settings
 from pipeline.planning.constants import DEVICES, gpu_rates
+from pipeline.planning.deployment import Servers
 from pipeline.planning.estimate import plan_run
 from pipeline.planning.model_size import QWEN3_30B_A3B
-from pipeline.planning.placement import Servers
 from pipeline.planning.timing import Lengths, generation_s, training_s
 
 PUBLISH_S = 12.0

@@ -1,7 +1,7 @@
 """How the policy is cut over ranks: tensor, sequence, pipeline, expert and data parallelism, and which cuts are refused.
 
-A Layout is one rank's place in it. `check` refuses, before anything is started, what the model's sizes do not allow; layouts that
-are known to compute wrong values are refused by MegatronSettings already, and tensor parallelism always comes with sequence
+A RankLayout is one rank's place in it. `check` refuses, before anything is started, what the model's sizes do not allow; layouts
+that are known to compute wrong values are refused by MegatronSettings already, and tensor parallelism always comes with sequence
 parallelism, without which megatron-core refuses mixtures of experts.
 """
 
@@ -19,7 +19,7 @@ from pipeline.sections import ClusterSettings, MegatronSettings, ModelSettings
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Sizes and this rank's index for each kind of parallelism; expert_data: the ranks that hold copies of the same experts."""
 
     rank: int
@@ -103,7 +103,7 @@ class Refusal(ValueError):
 class Groups:
     """layout: this rank's place.  control: all ranks, over gloo, for commands and objects.  device: of this rank's tensors."""
 
-    layout: Layout
+    layout: RankLayout
     control: dist.ProcessGroup
     device: torch.device
 
@@ -133,7 +133,7 @@ def initialize(megatron: MegatronSettings, device: torch.device) -> Groups:
         expert_tensor_parallel_size=megatron.expert_tensor_parallel,
         distributed_timeout_minutes=max(1, int(limit.total_seconds() // 60)),
     )
-    layout = Layout(
+    layout = RankLayout(
         rank=dist.get_rank(),
         num_ranks=dist.get_world_size(),
         tensor_size=parallel_state.get_tensor_model_parallel_world_size(),

@@ -22,10 +22,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.policy.checkpoint import MAX_POSITION_EMBEDDINGS
+from pipeline.policy.hf_folder import MAX_POSITION_EMBEDDINGS
 from pipeline.sections import MegatronSettings, ModelSettings
 from pipeline.trainer.megatron.layout import Groups
-from pipeline.trainer.megatron.names import Source
+from pipeline.trainer.megatron.names import ParameterSource
 
 
 class PolicyModel(GPTModel):
@@ -153,7 +153,7 @@ def build(model: ModelSettings, megatron: MegatronSettings, groups: Groups, rout
     return DistributedDataParallel(config, options, module)
 
 
-def mark_cut(parameters: Mapping[str, torch.nn.Parameter], sources: Mapping[str, Source]) -> None:
+def mark_cut(parameters: Mapping[str, torch.nn.Parameter], sources: Mapping[str, ParameterSource]) -> None:
     """Tell megatron-core which parameters differ between tensor ranks: it leaves copies out of the gradient norm.
 
     Its own marks are set with initial values, which are not made here, and are missing where experts are not cut themselves.

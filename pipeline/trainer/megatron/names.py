@@ -1,6 +1,6 @@
 """Which Hugging Face tensors make up each parameter of a rank, and which part of them: the weight mapping, both ways, exact.
 
-`parameter_sources` names for every Megatron parameter of a rank its Source. `assemble` makes the rank's parameter from slices of
+`parameter_sources` names for every Megatron parameter of a rank its source. `assemble` makes the rank's parameter from slices of
 the Hugging Face tensors, so that a rank reads nothing else; `hugging_face` makes the Hugging Face tensors from the parameters of
 all ranks that share them. Two name sets exist: `local` layers have norms of their own and an object per expert,
 `transformer_engine` fuses a norm into the projection that follows and numbers the experts of one grouped layer.
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from pipeline.sections import ModelSettings
-from pipeline.trainer.megatron.layout import Layout
+from pipeline.trainer.megatron.layout import RankLayout
 
 Cut = Literal["whole", "rows", "columns", "qkv", "gate_up"]
 NameSet = Literal["local", "transformer_engine"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ParameterSource:
     """Where a parameter comes from. tensors: Hugging Face names: one, or query, key, value of `qkv`, or gate, up of `gate_up`.
 
     cut: `whole`: every rank has all of it.  rows, columns: equal parts of the first or second dimension.  qkv: equal parts of each,
@@ -44,50 +44,51 @@ class Slices(Protocol):
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor: ...
 
 
-def parameter_sources(model: ModelSettings, layout: Layout, names: NameSet) -> dict[str, Source]:
+def parameter_sources(model: ModelSettings, layout: RankLayout, names: NameSet) -> dict[str, ParameterSource]:
     """The parameters of this rank by their Megatron names."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, ParameterSource] = {}
     if layout.first_stage:
-        sources["embedding.word_embeddings.weight"] = Source(("model.embed_tokens.weight",), "rows")
+        sources["embedding.word_embeddings.weight"] = ParameterSource(("model.embed_tokens.weight",), "rows")
     for index, layer in enumerate(layout.layers(model.num_layers)):
         sources |= {
-            f"decoder.layers.{index}.{name}": Source(
+            f"decoder.layers.{index}.{name}": ParameterSource(
                 tuple(f"model.layers.{layer}.{tensor}.weight" for tensor in source.tensors), source.cut, source.expert
             )
             for name, source in _layer_sources(model, layout, names, layer in model.dense_layers).items()
         }
     if layout.last_stage:
-        sources["decoder.final_layernorm.weight"] = Source(("model.norm.weight",), "whole")
-        sources["output_layer.weight"] = Source(("lm_head.weight",), "rows")
+        sources["decoder.final_layernorm.weight"] = ParameterSource(("model.norm.weight",), "whole")
+        sources["output_layer.weight"] = ParameterSource(("lm_head.weight",), "rows")
     return sources
 
 
-def _layer_sources(model: ModelSettings, layout: Layout, names: NameSet, dense: bool) -> dict[str, Source]:
+def _layer_sources(model: ModelSettings, layout: RankLayout, names: NameSet, dense: bool) -> dict[str, ParameterSource]:
     fused = names == "transformer_engine"
+    attention_norm = "self_attention.linear_qkv.layer_norm_weight" if fused else "input_layernorm.weight"
     feed_forward_norm = "mlp.linear_fc1.layer_norm_weight" if fused and dense else "pre_mlp_layernorm.weight"
     sources = {
-        "self_attention.linear_qkv.layer_norm_weight" if fused else "input_layernorm.weight": Source(("input_layernorm",), "whole"),
-        "self_attention.linear_qkv.weight": Source(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "qkv"),
-        "self_attention.q_layernorm.weight": Source(("self_attn.q_norm",), "whole"),
-        "self_attention.k_layernorm.weight": Source(("self_attn.k_norm",), "whole"),
-        "self_attention.linear_proj.weight": Source(("self_attn.o_proj",), "columns"),
-        feed_forward_norm: Source(("post_attention_layernorm",), "whole"),
+        attention_norm: ParameterSource(("input_layernorm",), "whole"),
+        "self_attention.linear_qkv.weight": ParameterSource(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "qkv"),
+        "self_attention.q_layernorm.weight": ParameterSource(("self_attn.q_norm",), "whole"),
+        "self_attention.k_layernorm.weight": ParameterSource(("self_attn.k_norm",), "whole"),
+        "self_attention.linear_proj.weight": ParameterSource(("self_attn.o_proj",), "columns"),
+        feed_forward_norm: ParameterSource(("post_attention_layernorm",), "whole"),
     }
     if dense:
-        sources["mlp.linear_fc1.weight"] = Source(("mlp.gate_proj", "mlp.up_proj"), "gate_up")
-        sources["mlp.linear_fc2.weight"] = Source(("mlp.down_proj",), "columns")
+        sources["mlp.linear_fc1.weight"] = ParameterSource(("mlp.gate_proj", "mlp.up_proj"), "gate_up")
+        sources["mlp.linear_fc2.weight"] = ParameterSource(("mlp.down_proj",), "columns")
         return sources
-    sources["mlp.router.weight"] = Source(("mlp.gate",), "whole")
+    sources["mlp.router.weight"] = ParameterSource(("mlp.gate",), "whole")
     form = "mlp.experts.{layer}.weight{index}" if fused else "mlp.experts.local_experts.{index}.{layer}.weight"
     for index, expert in enumerate(layout.experts(model.num_experts)):
         prefix = f"mlp.experts.{expert}"
-        gate_up = Source((f"{prefix}.gate_proj", f"{prefix}.up_proj"), "gate_up", expert=True)
+        gate_up = ParameterSource((f"{prefix}.gate_proj", f"{prefix}.up_proj"), "gate_up", expert=True)
         sources[form.format(layer="linear_fc1", index=index)] = gate_up
-        sources[form.format(layer="linear_fc2", index=index)] = Source((f"{prefix}.down_proj",), "columns", expert=True)
+        sources[form.format(layer="linear_fc2", index=index)] = ParameterSource((f"{prefix}.down_proj",), "columns", expert=True)
     return sources
 
 
-def assemble(source: Source, slices: Slices, layout: Layout, head_dim: int) -> Tensor:
+def assemble(source: ParameterSource, slices: Slices, layout: RankLayout, head_dim: int) -> Tensor:
     """This rank's parameter, from its own slices of the Hugging Face tensors."""
     rank, size = _place(source, layout)
     parts = [_part(slices, name, source.cut, rank, size) for name in source.tensors]
@@ -97,7 +98,7 @@ def assemble(source: Source, slices: Slices, layout: Layout, head_dim: int) -> T
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _place(source: Source, layout: Layout) -> tuple[int, int]:
+def _place(source: ParameterSource, layout: RankLayout) -> tuple[int, int]:
     if source.cut == "whole":
         return 0, 1
     if source.expert:
@@ -116,7 +117,7 @@ def _part(slices: Slices, name: str, cut: Cut, rank: int, size: int) -> Tensor:
     return slices.read(name, tuple(index))
 
 
-def hugging_face(source: Source, parts: Sequence[Tensor], model: ModelSettings) -> dict[str, Tensor]:
+def hugging_face(source: ParameterSource, parts: Sequence[Tensor], model: ModelSettings) -> dict[str, Tensor]:
     """The Hugging Face tensors of a parameter. parts: the parameter as each of the ranks that share it holds it, in rank order."""
     if source.cut == "whole":
         pieces = [[parts[0]]]

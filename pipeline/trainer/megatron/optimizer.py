@@ -21,7 +21,7 @@ from pipeline.objective.part import Buffers, Gradient
 from pipeline.sections import MegatronSettings, TrainerSettings
 
 
-class _Gradient:
+class _ShardedGradient:
     """This rank's part of the gradient, by the optimizer's numbering of parameters, which the model and the layout fix."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -84,7 +84,7 @@ class PolicyOptimizer:
 
     def gradient(self) -> Gradient:
         self._prepare()
-        return _Gradient(self._chained.chained_optimizers)
+        return _ShardedGradient(self._chained.chained_optimizers)
 
     def _prepare(self) -> None:
         """Once a step: a second copy would undo what has been written into the first."""

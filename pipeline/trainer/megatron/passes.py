@@ -25,9 +25,9 @@ from pipeline.objective.part import Buffers, Gradient
 from pipeline.objective.terms import TokenTerms
 from pipeline.trainer.megatron.layout import Groups, sections
 from pipeline.trainer.megatron.optimizer import PolicyOptimizer
-from pipeline.trainer.megatron.packing import token_row
 from pipeline.trainer.megatron.replay import Replay
 from pipeline.trainer.megatron.scores import Head, response_scores
+from pipeline.trainer.megatron.token_row import token_row
 from pipeline.trainer.megatron.weights import Weights as ModelWeights
 from pipeline.trainer.microbatches import MicroBatch
 from pipeline.trainer.step import StepLoss, StepTotals, Weights

@@ -24,7 +24,7 @@ from pipeline.records import RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout, state
 from pipeline.trainer.megatron.channel import Generating, Job, RankChannel
 from pipeline.trainer.megatron.names import parameter_sources
-from pipeline.trainer.megatron.packing import on_device
+from pipeline.trainer.megatron.token_row import on_device
 from pipeline.trainer.megatron.weights import Weights
 from pipeline.trainer.microbatches import micro_batches
 from pipeline.trainer.step import optimizer_step, with_constants
@@ -98,7 +98,7 @@ class RankTrainer:
         dist.barrier(self.groups.control)
 
     def _write_weights(self, folder: Path) -> None:
-        from pipeline.trainer.megatron.publication import write_weights
+        from pipeline.trainer.megatron.publish import write_weights
 
         if self.groups.layout.rank == 0:
             folder.mkdir()

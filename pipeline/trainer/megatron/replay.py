@@ -20,8 +20,8 @@ from megatron.core.transformer.moe.router_replay import RouterReplay
 from torch import Tensor
 
 from pipeline.sections import ModelSettings
-from pipeline.trainer.megatron.layout import Layout
-from pipeline.trainer.megatron.packing import TokenRow
+from pipeline.trainer.megatron.layout import RankLayout
+from pipeline.trainer.megatron.token_row import TokenRow
 
 
 class LayerReplay(RouterReplay):
@@ -62,7 +62,7 @@ class LayerReplay(RouterReplay):
 class Replay:
     """The replays of a model's routers. `feed` before each forward pass, `clear` after all passes of a kind."""
 
-    def __init__(self, policy: torch.nn.Module, model: ModelSettings, layout: Layout, recompute: bool) -> None:
+    def __init__(self, policy: torch.nn.Module, model: ModelSettings, layout: RankLayout, recompute: bool) -> None:
         self.model, self.layout = model, layout
         RouterReplay.clear_global_router_replay_instances()  # of other models, and of this one's own replaced here
         routers = [module for module in policy.modules() if isinstance(module, TopKRouter)]
@@ -81,7 +81,7 @@ class Replay:
             layer.clear_router_replay_action()
 
 
-def replay_rows(row: TokenRow, model: ModelSettings, layout: Layout) -> Tensor:
+def replay_rows(row: TokenRow, model: ModelSettings, layout: RankLayout) -> Tensor:
     """Expert ids, int16 [tokens of this rank, its layers with experts, k]; -1 where the router chooses."""
     with_experts = [layer for layer in range(model.num_layers) if layer not in model.dense_layers]
     columns = [position for position, layer in enumerate(with_experts) if layer in layout.layers(model.num_layers)]

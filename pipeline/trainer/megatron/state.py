@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.objective.part import Buffers
 from pipeline.trainer.megatron.files import StoredTensors, write_files
-from pipeline.trainer.megatron.layout import Layout
+from pipeline.trainer.megatron.layout import RankLayout
 
 WEIGHTS = "weights"
 _MEMORY = "memory"
@@ -42,7 +42,7 @@ class RankState:
 def write(
     folder: Path,
     version: int,
-    layout: Layout,
+    layout: RankLayout,
     adams: list[torch.optim.Optimizer],
     with_main_weights: bool,
     memory: Mapping[str, Buffers] | None = None,
@@ -64,7 +64,7 @@ def write(
     write_files(folder, _prefix(layout), tensors.items(), {"state": content})
 
 
-def read(folder: Path, layout: Layout) -> RankState:
+def read(folder: Path, layout: RankLayout) -> RankState:
     """The state that `write` left for this rank. ValueError when it is damaged or was written under another layout."""
     paths = sorted(folder.glob(f"{_prefix(layout)}-*.safetensors"))
     tensors = StoredTensors(paths)
@@ -85,7 +85,7 @@ def read(folder: Path, layout: Layout) -> RankState:
     return RankState(int(tensors["version"]), tensors)
 
 
-def _prefix(layout: Layout) -> str:
+def _prefix(layout: RankLayout) -> str:
     return f"rank_{layout.rank:05}"
 
 

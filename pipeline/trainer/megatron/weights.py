@@ -16,14 +16,18 @@ from pipeline.published_weights import shards
 from pipeline.sections import ModelSettings
 from pipeline.trainer.megatron.files import StoredTensors
 from pipeline.trainer.megatron.layout import Groups
-from pipeline.trainer.megatron.names import Source, assemble
+from pipeline.trainer.megatron.names import ParameterSource, assemble
 
 
 class Weights:
     """The model's parameters, their sources, and what they are exchanged with."""
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], sources: Mapping[str, Source], model: ModelSettings, groups: Groups
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        sources: Mapping[str, ParameterSource],
+        model: ModelSettings,
+        groups: Groups,
     ) -> None:
         if parameters.keys() != sources.keys():
             differing = sorted(parameters.keys() ^ sources.keys())

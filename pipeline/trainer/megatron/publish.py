@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.trainer.megatron.files import write_files
-from pipeline.trainer.megatron.names import Source, hugging_face
+from pipeline.trainer.megatron.names import ParameterSource, hugging_face
 from pipeline.trainer.megatron.weights import Weights
 
 
@@ -34,7 +34,7 @@ def _owned(weights: Weights) -> Iterator[tuple[str, Tensor]]:
             yield from hugging_face(source, parts, weights.model).items()
 
 
-def _parts(source: Source, own: Tensor) -> list[Tensor]:
+def _parts(source: ParameterSource, own: Tensor) -> list[Tensor]:
     from megatron.core import parallel_state
 
     of_experts, of_others = parallel_state.get_expert_tensor_parallel_group, parallel_state.get_tensor_model_parallel_group

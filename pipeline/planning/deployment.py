@@ -51,7 +51,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Deployment:
     """device: what both engines run on.  shared: whether they compete for the same processors.  num_devices: what is paid for."""
 
     device: Device
@@ -63,7 +63,7 @@ class Placement:
     shared: bool
 
 
-def placement_of(settings: Settings, gpu: str) -> Placement:
+def deployment_of(settings: Settings, gpu: str) -> Deployment:
     """Where a cell of these settings runs. gpu: a key of DEVICES, for settings whose cluster has GPUs.
 
     Raises ValueError for an unknown GPU and for engines that need more GPUs than the cluster's nodes have.
@@ -72,10 +72,10 @@ def placement_of(settings: Settings, gpu: str) -> Placement:
         raise ValueError(f"unknown GPU {gpu!r}; known: {', '.join(DEVICES)}")
     servers, ranks = _servers(settings), _ranks(settings)
     if "sglang" not in settings.rollout.engine and "megatron" not in settings.trainer.engine:
-        return Placement(_CORE, CPU_TORCH, servers, ranks, 1, 0, shared=True)
+        return Deployment(_CORE, CPU_TORCH, servers, ranks, 1, 0, shared=True)
     cluster = settings.cluster
     if cluster.device == "cpu":
-        return Placement(_CORE, CPU_SERVERS, servers, ranks, cluster.num_nodes, 0, shared=True)
+        return Deployment(_CORE, CPU_SERVERS, servers, ranks, cluster.num_nodes, 0, shared=True)
     held, needed = cluster.num_nodes * cluster.gpus_per_node, servers.count * servers.tensor_parallel + ranks.count
     if needed > held:
         raise ValueError(
@@ -83,7 +83,7 @@ def placement_of(settings: Settings, gpu: str) -> Placement:
             f"cluster.num_nodes {cluster.num_nodes} x cluster.gpus_per_node {cluster.gpus_per_node} are {held}; raise one of these"
         )
     rates = gpu_rates(DEVICES[gpu], settings.servers.publication)
-    return Placement(DEVICES[gpu], rates, servers, ranks, cluster.num_nodes, held, shared=False)
+    return Deployment(DEVICES[gpu], rates, servers, ranks, cluster.num_nodes, held, shared=False)
 
 
 def _servers(settings: Settings) -> Servers:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.policy.model import Policy, RouterTrace
 from pipeline.policy.packing import BUCKET_SIZE, PackedBatch, pack
+from pipeline.policy.qwen3_moe import Policy, RouterTrace
 from pipeline.sections import ModelSettings
-from tests.unit.test_policy_checkpoint import make_policy
+from tests.unit.test_policy_hf_folder import make_policy
 
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(0, 64, RNG.integers(1, 12), dtype=np.int32) for _ in range(BUCKET_SIZE + 9)]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.policy.checkpoint import hf_state, load_hf_state, read_policy, write_policy
-from pipeline.policy.model import Policy
+from pipeline.policy.hf_folder import hf_state, load_hf_state, read_policy, write_policy
 from pipeline.policy.packing import pack
+from pipeline.policy.qwen3_moe import Policy
 from pipeline.policy.tokenizer import build_tokenizer
 from pipeline.sections import ModelSettings
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from pipeline.artifacts import atomic_path, read_json, sha256, write_json
-from pipeline.policy.model import Layer, Policy
+from pipeline.policy.qwen3_moe import Layer, Policy
 from pipeline.policy.tokenizer import Tokenizer, read_tokenizer
 from pipeline.sections import ModelSettings
 

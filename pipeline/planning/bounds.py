@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Interval:
-    """low <= high, both finite and not negative: Interval(0.5, 0.8). Numbers on either side of an operator are points."""
+class Bounds:
+    """low <= high, both finite and not negative: Bounds(0.5, 0.8). Numbers on either side of an operator are points."""
 
     low: float
     high: float
@@ -18,11 +18,11 @@ class Interval:
             raise ValueError(f"interval [{self.low}, {self.high}]: give 0 <= low <= high, both finite")
 
     @classmethod
-    def point(cls, value: float) -> Interval:
+    def point(cls, value: float) -> Bounds:
         return cls(value, value)
 
     @classmethod
-    def parse(cls, text: str) -> Interval:
+    def parse(cls, text: str) -> Bounds:
         """ "3000" or "2000-4000"."""
         low, _, high = text.partition("-")
         try:
@@ -35,23 +35,23 @@ class Interval:
         """Geometric mean: the middle of a quantity that is known up to a factor (arithmetic where low is 0)."""
         return math.sqrt(self.low * self.high) if self.low else self.high / 2
 
-    def __add__(self, other: Interval | float) -> Interval:
-        o = _interval(other)
-        return Interval(self.low + o.low, self.high + o.high)
+    def __add__(self, other: Bounds | float) -> Bounds:
+        o = _bounds(other)
+        return Bounds(self.low + o.low, self.high + o.high)
 
-    def __mul__(self, other: Interval | float) -> Interval:
-        o = _interval(other)
-        return Interval(self.low * o.low, self.high * o.high)
+    def __mul__(self, other: Bounds | float) -> Bounds:
+        o = _bounds(other)
+        return Bounds(self.low * o.low, self.high * o.high)
 
-    def __truediv__(self, other: Interval | float) -> Interval:
-        o = _interval(other)
-        return Interval(self.low / o.high, self.high / o.low)
+    def __truediv__(self, other: Bounds | float) -> Bounds:
+        o = _bounds(other)
+        return Bounds(self.low / o.high, self.high / o.low)
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def or_more(self, other: Interval) -> Interval:
+    def or_more(self, other: Bounds) -> Bounds:
         """The larger of two quantities, end by end: what takes longer when both run at once."""
-        return Interval(max(self.low, other.low), max(self.high, other.high))
+        return Bounds(max(self.low, other.low), max(self.high, other.high))
 
     def covers(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -61,5 +61,5 @@ class Interval:
         return [self.low, self.high]
 
 
-def _interval(value: Interval | float) -> Interval:
-    return value if isinstance(value, Interval) else Interval.point(value)
+def _bounds(value: Bounds | float) -> Bounds:
+    return value if isinstance(value, Bounds) else Bounds.point(value)
