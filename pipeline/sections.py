@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
 
+from pipeline.objective.axes import Denominator
 from pipeline.objective.methods import METHODS, all_parts
-from pipeline.objective.part import Denominator, Part
+from pipeline.objective.part import Part
 from pipeline.section import Section, unknown
 
 S = TypeVar("S", bound=Section)

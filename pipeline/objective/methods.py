@@ -7,9 +7,9 @@ the rollout engine's experts (R3). Nothing here imports torch, so that the confi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from pipeline.objective.part import Contraction, Denominator, Part, Surrogate
+from pipeline.objective.axes import Denominator, Granularity
+from pipeline.objective.part import Contraction, Part, Surrogate
 from pipeline.objective.parts.cispo import Cispo
 from pipeline.objective.parts.dppo import Dppo
 from pipeline.objective.parts.gac import Gac
@@ -18,8 +18,6 @@ from pipeline.objective.parts.m2po import M2po
 from pipeline.objective.parts.ppo import Ppo
 from pipeline.objective.parts.sat import Sat
 from pipeline.objective.parts.tis import Tis
-
-Granularity = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Method:
     def check(self, steps_per_rollout: int) -> None:
         """Raise ValueError, with the remedy, where a part cannot work in this method with so many steps a rollout."""
         for part in self.parts:
-            part.check(self, steps_per_rollout)
+            part.check(self.label, self.denominator, steps_per_rollout)
 
 
 METHODS: dict[str, Method] = {

@@ -19,18 +19,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.section import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.objective.methods import Method
     from pipeline.objective.terms import Scores, StepTerms
 
-Denominator = Literal["rollout", "proximal", "rollout_weights"]
 Buffers = Mapping[str, "Tensor"]
 
 
@@ -48,8 +47,8 @@ class Part(ABC):
         self.settings = settings
 
     @classmethod
-    def check(cls, method: Method, steps_per_rollout: int) -> None:
-        """Raise ValueError, with the remedy, where this part cannot work in `method` under such a schedule."""
+    def check(cls, label: str, denominator: Denominator, steps_per_rollout: int) -> None:
+        """Raise ValueError, with the remedy, where this part cannot work in a method so labelled, or under such a schedule."""
         return
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.objective.methods import Granularity
+from pipeline.objective.axes import Granularity
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8 is far outside every clip limit and still finite in float32
 

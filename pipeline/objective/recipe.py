@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.objective.methods import Method
-from pipeline.objective.part import Denominator, Part, Statistic, Surrogate
+from pipeline.objective.part import Part, Statistic, Surrogate
 
 if TYPE_CHECKING:
     from pipeline.sections import ObjectiveSettings

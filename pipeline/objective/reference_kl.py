@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pipeline.objective.methods import Granularity
+from pipeline.objective.axes import Granularity
 from pipeline.objective.ratios import at_granularity, token_log_ratio
 
 K3_LIMIT = 10.0

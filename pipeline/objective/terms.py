@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.objective.part import Part
 from pipeline.objective.ratios import response_means, token_log_ratio
 
 
@@ -65,11 +64,11 @@ class Scores:
         """log proximal - log mu, per token [N], without gradient. Raises NotANumberError on NaN."""
         return token_log_ratio(self.proximal_logprobs, self.tokens.rollout_logprobs, "proximal_logprobs - rollout_logprobs")
 
-    def statistic(self, part: Part) -> Tensor:
-        """The statistic of `part`. Raises ValueError where the caller did not take it."""
-        if part.name not in self.statistics:
-            raise ValueError(f"part {part.name} reads a statistic of the step that was not taken; pass it in `statistics`")
-        return self.statistics[part.name]
+    def statistic(self, part: str) -> Tensor:
+        """The statistic of a part. Raises ValueError where the caller did not take it."""
+        if part not in self.statistics:
+            raise ValueError(f"part {part} reads a statistic of the step that was not taken; pass it in `statistics`")
+        return self.statistics[part]
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,9 @@ class StepTerms(Sequence[TokenTerms]):
         """A vector of all tokens of the step, in float64."""
         return torch.cat([getattr(term, name) for term in self._terms]).double()
 
-    def of_part(self, part: Part, name: str) -> Tensor:
+    def of_part(self, part: str, name: str) -> Tensor:
         """The same of what a part kept."""
-        return torch.cat([term.parts[part.name][name] for term in self._terms]).double()
+        return torch.cat([term.parts[part][name] for term in self._terms]).double()
 
     def response_means(self, values: Tensor) -> Tensor:
         """Means of `values` (the step's tokens, term after term) over each response of the step that has tokens."""

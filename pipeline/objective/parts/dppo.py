@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.objective.part import Factor, Multiplier, Surrogate
 from pipeline.objective.refusals import refuse_ratio_one
 from pipeline.section import Section
@@ -14,7 +15,6 @@ from pipeline.section import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.objective.methods import Method
     from pipeline.objective.terms import Scores, StepTerms
 
 
@@ -40,8 +40,8 @@ class Dppo(Factor):
     columns = (Column("mask_share", "share", "tokens that DPPO's mask drops"),)
 
     @classmethod
-    def check(cls, method: Method, steps_per_rollout: int) -> None:
-        refuse_ratio_one(cls, method, steps_per_rollout)
+    def check(cls, label: str, denominator: Denominator, steps_per_rollout: int) -> None:
+        refuse_ratio_one(cls.name, label, denominator, steps_per_rollout)
 
     def factor(self, scores: Scores) -> Multiplier:
         tokens = scores.tokens
@@ -50,4 +50,4 @@ class Dppo(Factor):
         return Multiplier(~masked, {"masked": masked})
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:
-        return {"mask_share": float(step.of_part(self, "masked").mean())}
+        return {"mask_share": float(step.of_part(self.name, "masked").mean())}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.objective.part import Factor, Multiplier, Surrogate
 from pipeline.objective.refusals import refuse_second_correction
 from pipeline.section import Section
 
 if TYPE_CHECKING:
-    from pipeline.objective.methods import Method
     from pipeline.objective.terms import Scores, StepTerms
 
 
@@ -33,8 +33,8 @@ class IcePop(Factor):
     columns = (Column("icepop_masked_share", "share", "tokens whose proximal / mu lies outside IcePop's band"),)
 
     @classmethod
-    def check(cls, method: Method, steps_per_rollout: int) -> None:
-        refuse_second_correction(cls, method)
+    def check(cls, label: str, denominator: Denominator, steps_per_rollout: int) -> None:
+        refuse_second_correction(cls.name, label, denominator)
 
     def factor(self, scores: Scores) -> Multiplier:
         ratio = scores.proximal_log_ratio().exp()
@@ -43,4 +43,4 @@ class IcePop(Factor):
         return Multiplier(ratio.masked_fill(~kept, 0.0) if self.settings.weighted else kept, {"kept": kept})
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:
-        return {"icepop_masked_share": 1.0 - float(step.of_part(self, "kept").mean())}
+        return {"icepop_masked_share": 1.0 - float(step.of_part(self.name, "kept").mean())}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.objective.part import Contraction, Processes, Statistic, Surrogate
 from pipeline.objective.refusals import refuse_ratio_one
 from pipeline.section import Section
@@ -14,7 +15,6 @@ from pipeline.section import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.objective.methods import Method
     from pipeline.objective.terms import Scores, StepTerms
 
 
@@ -60,8 +60,8 @@ class Sat(Contraction, Statistic):
     )
 
     @classmethod
-    def check(cls, method: Method, steps_per_rollout: int) -> None:
-        refuse_ratio_one(cls, method, steps_per_rollout)
+    def check(cls, label: str, denominator: Denominator, steps_per_rollout: int) -> None:
+        refuse_ratio_one(cls.name, label, denominator, steps_per_rollout)
 
     @property
     def step_wide(self) -> bool:
@@ -77,7 +77,7 @@ class Sat(Contraction, Statistic):
 
     def contraction(self, scores: Scores) -> Tensor:
         drift = scores.tokens.advantages.sign().mul_(scores.log_ratio.detach())
-        return sat_contraction(drift, scores.statistic(self))
+        return sat_contraction(drift, scores.statistic(self.name))
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:
         import torch

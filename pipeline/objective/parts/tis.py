@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pipeline.columns import Column
+from pipeline.objective.axes import Denominator
 from pipeline.objective.part import Factor, Multiplier, Surrogate
 from pipeline.objective.refusals import refuse_second_correction
 from pipeline.section import Section
 
 if TYPE_CHECKING:
-    from pipeline.objective.methods import Method
     from pipeline.objective.terms import Scores, StepTerms
 
 
@@ -37,8 +37,8 @@ class Tis(Factor):
     )
 
     @classmethod
-    def check(cls, method: Method, steps_per_rollout: int) -> None:
-        refuse_second_correction(cls, method)
+    def check(cls, label: str, denominator: Denominator, steps_per_rollout: int) -> None:
+        refuse_second_correction(cls.name, label, denominator)
 
     def factor(self, scores: Scores) -> Multiplier:
         weight = scores.proximal_log_ratio().exp()
@@ -47,6 +47,6 @@ class Tis(Factor):
 
     def measure(self, step: StepTerms, surrogate: Surrogate) -> dict[str, float]:
         return {
-            "tis_truncated_share": float(step.of_part(self, "truncated").mean()),
-            "tis_weight_mean": float(step.of_part(self, "weight").mean()),
+            "tis_truncated_share": float(step.of_part(self.name, "truncated").mean()),
+            "tis_weight_mean": float(step.of_part(self.name, "weight").mean()),
         }
