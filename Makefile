@@ -61,10 +61,10 @@ plan: setup
 FAST = objective_advantages objective_ratios objective_parts objective_trust_region config identity rooms links records schedule
 check: $(VENV)/.ready-test
 	$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/snakefmt --check Snakefile
-	$(VENV)/bin/python -m pytest $(FAST:%=tests/unit/test_%.py)
+	$(VENV)/bin/python -m pytest --numprocesses $(CORES) --dist loadgroup $(FAST:%=tests/unit/test_%.py)
 
 test: $(VENV)/.ready-test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses $(CORES) --dist loadgroup
 
 # make engines     what GPU nodes run beside the controller: SGLang, Megatron-core, Transformer Engine, lm-eval (needs CUDA 13, g++)
 ENGINES = .venv-engines
