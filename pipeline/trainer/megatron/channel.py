@@ -128,7 +128,7 @@ class ControllerChannel:
             thread.join(_POLL_S)
             for ready in self._ready(0.0):
                 self._take(ready)
-            self._check(self._stall_s)
+            self._check(self._stall_s, f" while {peer.process.spec.name} did not take a message")
         self._check(self._stall_s)
 
     def expect(self, patience_s: float | None = None) -> tuple[str, Any]:
@@ -154,9 +154,9 @@ class ControllerChannel:
         for peer in self._peers:
             peer.heard = peer.grew = started
 
-    def _check(self, limit: float) -> None:
+    def _check(self, limit: float, circumstance: str = "") -> None:
         self._check_ended()
-        self._check_stall(time.monotonic(), limit)
+        self._check_stall(time.monotonic(), limit, circumstance)
 
     def _check_ended(self) -> None:
         if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
@@ -197,7 +197,7 @@ class ControllerChannel:
             raise EngineDied(f"{blamed.process.spec.name} failed; the end of {blamed.process.log}:\n{blamed.process.tail()}")
         raise EngineDied(blamed.process.death())
 
-    def _check_stall(self, now: float, limit: float) -> None:
+    def _check_stall(self, now: float, limit: float, circumstance: str) -> None:
         silent = [peer for peer in self._peers if now - peer.heard > limit]
         stuck = [peer for peer in self._peers if now - peer.grew > limit]
         if not silent and len(stuck) < len(self._peers):
@@ -206,7 +206,7 @@ class ControllerChannel:
         blamed = silent or [peer for peer in self._peers if peer.rounds == behind]
         names = ", ".join(peer.process.spec.name for peer in blamed)
         raise EngineDied(
-            f"{names} made no progress for {limit:g} s (megatron.stall_timeout_s, while starting startup_timeout_s); "
+            f"{names} made no progress for {limit:g} s{circumstance} (megatron.stall_timeout_s, while starting startup_timeout_s); "
             f"the end of {blamed[0].process.log}:\n{blamed[0].process.tail()}"
         )
 
