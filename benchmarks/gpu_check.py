@@ -35,6 +35,7 @@ from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout
 from pipeline.trainer.megatron.channel import Generating
 from pipeline.trainer.megatron.rank import RankTrainer
+from pipeline.trainer.megatron.shares import BatchShare
 from pipeline.trainer.microbatches import micro_batches
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12}  # bfloat16, dense, of the vendor's data sheets
@@ -129,9 +130,10 @@ def training(sizes: Sizes, base: Path, groups: layout.Groups, method: str, chunk
         drawn = np.random.default_rng(1).random((count * length, layers, settings.model.num_experts))
         routes = drawn.argpartition(per_token, -1)[..., :per_token].astype(np.uint8)
     batch = rollouts(settings, *sizes.training, routes=routes)
+    share = BatchShare.of(batch, 1, settings.trainer.micro_batch_tokens)
     if groups.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step_s = _median_s(lambda: trainer.train(batch, 1, Generating(0, None), lambda _: None), sizes.repeats, groups.device)
+    step_s = _median_s(lambda: trainer.train(share, Generating(0, None), lambda _: None), sizes.repeats, groups.device)
     tokens = sizes.training[0] * sizes.training[1]
     peak = next((value for name, value in PEAK_FLOPS.items() if name in _device_name(groups.device)), None)
     flops = 6 * active_parameters(settings) * tokens

@@ -146,7 +146,7 @@ def estimate_cell(cell: Cell, settings: CellSettings, workload: Workload, size: 
 
 
 def _host_bytes(settings: CellSettings, workload: Workload, size: ModelSize, deployment: Deployment, batch: Bounds) -> Bounds:
-    """Host memory of a cell. batch: bytes of one rollout batch, of which each rank of a trainer with processes has a copy."""
+    """Host memory of a cell. batch: bytes of one rollout batch, of which each rank of a trainer with processes has its share."""
     frozen = (settings.objective.reference_kl_coefficient > 0) + ("rollout_weights" in settings.recipe().reads)
     in_flight = 1 + workload.flight if workload.asynchronous else 1
     copied = 1 if settings.trainer.engine == "megatron" else 0

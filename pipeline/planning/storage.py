@@ -57,13 +57,14 @@ def host_bytes(
     """Host memory of a cell: offloaded states, rollouts, the processes, and the frozen policies with the place where the trained
     weights wait while one of them has theirs. Scratch folders are apart, also where they are in memory.
 
-    batch_bytes: what every rank holds of the batch that is trained on.  rollouts_bytes: rollouts of the controller.
+    batch_bytes: the batch that is trained on, of which each rank holds its data rank's share.  rollouts_bytes: the controller's.
     """
     offloaded = ranks.count * offloaded_bytes(size, ranks) if ranks.optimizer_offload else 0.0
     waiting = frozen_policies + 1 if frozen_policies else 0
     exchanged = PINNED_ROUNDING * waiting * ranks.count * sum(parameters_per_rank(size, ranks)) * ranks.weight_bytes
     processes = servers.count * pace.server_host_bytes + ranks.count * pace.rank_host_bytes
-    return offloaded + exchanged + ranks.count * batch_bytes + rollouts_bytes + processes
+    shares = ranks.count / ranks.data_parallel * batch_bytes
+    return offloaded + exchanged + shares + rollouts_bytes + processes
 
 
 def log_bytes(steps: int, evaluation_rows: int) -> float:

@@ -19,6 +19,7 @@ from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import cpu_adapter, layout
 from pipeline.trainer.megatron.channel import Generating
 from pipeline.trainer.megatron.rank import RankTrainer
+from pipeline.trainer.megatron.shares import BatchShare
 from pipeline.trainer.microbatches import MicroBatch, micro_batches
 from tests.cluster.megatron_cells import BATCHES, CASES, OTHER, TWO_BATCHES, base_folder, batch, cell
 
@@ -52,7 +53,9 @@ def trainer_of(settings: CellSettings, folder: Path, groups: layout.Groups) -> R
 def train(trainer: RankTrainer, folder: Path, rollouts: RolloutBatch, num_steps: int = 1) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     generating = Generating(0, str(base_folder(folder.parent, trainer.settings)))
-    trainer.train(rollouts, num_steps, generating, lambda update: rows.append(update.flat()))
+    place, limit = trainer.groups.layout, trainer.settings.trainer.micro_batch_tokens
+    share = BatchShare.of(rollouts, num_steps, limit, place.data_rank, place.data_size)
+    trainer.train(share, generating, lambda update: rows.append(update.flat()))
     return rows
 
 

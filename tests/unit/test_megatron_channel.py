@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -11,14 +12,18 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.processes.errors import EngineDied
 from pipeline.processes.process import ProcessSpec
+from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.rollout import engine
 from pipeline.rollout.engine import Generation, awaited
 from pipeline.trainer.megatron import channel
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
+from pipeline.trainer.megatron.parcel import Arrival
+from pipeline.trainer.megatron.shares import hand_out
 
 STALL_S = 1.5  # long beside what a busy machine may keep a thread waiting
 
@@ -127,6 +132,31 @@ def test_a_rank_that_takes_nothing_is_named_and_a_slow_one_gets_all(pair: Pair) 
     assert time.monotonic() - started < 10 * STALL_S
 
 
+def test_the_rank_that_does_not_take_its_samples_is_named(pair: Pair) -> None:
+    threading.Thread(target=taken, args=(pair.ranks[0],), daemon=True).start()
+    with pytest.raises(EngineDied, match=r"made no progress for 1\.5 s while rank-1 did not take a message"):
+        hand_out(pair.controller, (0, 1), large_batch(), 1, 10_000, 1 << 20)
+
+
+def test_a_rank_that_dies_while_it_takes_samples_is_named(pair: Pair) -> None:
+    def die() -> None:
+        arrival = Arrival.of(pair.ranks[1].receive())
+        pair.ranks[1].receive_into(next(arrival.messages()))
+        pair.ranks[1]._connection.close()
+        pair.processes[1].exit_code = 137
+
+    threading.Thread(target=taken, args=(pair.ranks[0],), daemon=True).start()
+    threading.Thread(target=die, daemon=True).start()
+    with pytest.raises(EngineDied, match="rank-1 ended with exit code 137"):
+        hand_out(pair.controller, (0, 1), large_batch(), 1, 10_000, 1 << 20)
+
+
+def test_a_message_of_another_length_than_expected_is_refused(pair: Pair) -> None:
+    pair.controller.send_bytes(bytearray(b"abc"), 1)
+    with pytest.raises(ValueError, match="a message of 3 bytes came, not of 4"):
+        pair.ranks[1].receive_into(np.zeros(4, dtype=np.uint8))
+
+
 def test_an_answer_that_comes_during_a_send_is_kept(pair: Pair) -> None:
     pair.ranks[0].send("done", 1)
     pair.controller.send("next")
@@ -191,3 +221,18 @@ def work(rank: RankChannel) -> None:
     for _ in range(200):
         rank.progress()
         time.sleep(STALL_S / 10)
+
+
+def taken(rank: RankChannel) -> None:
+    """Take what `hand_out` sends to one rank, until the controller is gone."""
+    arrival = Arrival.of(rank.receive())
+    with contextlib.suppress(EOFError, OSError):
+        for message in arrival.messages():
+            rank.receive_into(message)
+
+
+def large_batch() -> RolloutBatch:
+    """Two samples whose routes, 100 MB each, are more than a socket's buffers grow to."""
+    ids, routes = np.zeros(9_999, dtype=np.int32), np.zeros((9_999, 2_500, 4), dtype=np.uint8)
+    response = Response(ids[:1], ids, np.zeros(9_999, dtype=np.float32), ids, routes, "stop")
+    return RolloutBatch(0, (Sample("a", response, "correct", 1.0, 1.0), Sample("b", response, "correct", 1.0, 1.0)), 2, 0.0)

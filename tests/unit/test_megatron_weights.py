@@ -36,7 +36,7 @@ def weights(folder: Path) -> Weights:
         name: torch.nn.Parameter(torch.full_like(assemble(source, stored, place, model.head_dim), 0.5, dtype=torch.bfloat16))
         for name, source in sources.items()
     }
-    groups = Groups(place, None, torch.device("cpu"))  # pyright: ignore[reportArgumentType] - nothing is communicated
+    groups = Groups(place, None, None, (0,), torch.device("cpu"))  # pyright: ignore[reportArgumentType] - nothing is communicated
     return Weights(parameters, sources, model, groups)
 
 

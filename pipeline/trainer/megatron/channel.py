@@ -1,5 +1,7 @@
 """The connections between the controller and its ranks: every rank says that it lives, rank 0 also takes commands and answers.
 
+Samples go to the first rank of each data rank (shares.py), as raw bytes between the pickled messages.
+
 A rank connects to the address in its environment, with the key in its environment. Messages to the controller are tuples:
 ("hello", rank), ("alive", rounds) every second from a thread of its own, ("failed", text) when an error ends it, and from rank 0
 ("update", update), ("done", value) or ("refused", text). A rank that stopped says nothing; one that waits for others in vain says
@@ -13,10 +15,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.processes.errors import EngineDied
 from pipeline.processes.process import Process
@@ -61,6 +66,12 @@ class RankChannel:
     def receive(self) -> Any:
         return self._connection.recv()
 
+    def receive_into(self, space: NDArray[np.uint8]) -> None:
+        """Fill `space` with one message of the controller's `send_bytes`. Raises ValueError where it is shorter."""
+        size = self._connection.recv_bytes_into(space.data)
+        if size != len(space):
+            raise ValueError(f"a message of {size} bytes came, not of {len(space)}; controller and ranks must run the same code")
+
     def progress(self) -> None:
         """One more round is done."""
         self._rounds += 1
@@ -87,31 +98,37 @@ class _Peer:
 
 
 class ControllerChannel:
-    """The controller's end: sends to rank 0 and receives from it, and raises EngineDied naming the rank that died or stalled."""
+    """The controller's end: sends to ranks, receives from rank 0, and raises EngineDied naming the rank that died or stalled."""
 
     def __init__(self, processes: Sequence[Process], listener: connection.Listener, startup_s: float, stall_s: float) -> None:
         self._stall_s = stall_s
         self._answers: deque[tuple[str, Any]] = deque()  # of rank 0, in order
         self._peers = _accept(processes, listener, time.monotonic() + startup_s)
 
-    def send(self, message: Any) -> None:
-        """Hand rank 0 a message, however large. Raises EngineDied, also where it is not taken within the stall timeout."""
-        self._send(self._peers[0], message)
+    def send(self, message: Any, rank: int = 0) -> None:
+        """Hand a rank a message, however large. Raises EngineDied, also where it is not taken within the stall timeout."""
+        peer = self._peers[rank]
+        self._watched(peer, lambda: peer.connection.send(message))
+
+    def send_bytes(self, message: bytearray, rank: int) -> None:
+        """As `send`, of bytes as they are, for a rank that is in `receive_into`."""
+        peer = self._peers[rank]
+        self._watched(peer, lambda: peer.connection.send_bytes(message))
 
     def send_to_all(self, message: Any) -> None:
-        for peer in self._peers:
-            self._send(peer, message)
+        for rank in range(len(self._peers)):
+            self.send(message, rank)
 
-    def _send(self, peer: _Peer, message: Any) -> None:
+    def _watched(self, peer: _Peer, write: Callable[[], None]) -> None:
         """A rank that hangs takes nothing from a full pipe: a thread writes, while this one watches the ranks."""
-        thread = threading.Thread(target=_write, args=(peer, message), daemon=True)
+        thread = threading.Thread(target=_write, args=(peer, write), daemon=True)
         thread.start()
         self._begin_watch()
         while thread.is_alive():
             thread.join(_POLL_S)
             for ready in self._ready(0.0):
                 self._take(ready)
-            self._check(self._stall_s)
+            self._check(self._stall_s, f" while {peer.process.spec.name} did not take a message")
         self._check(self._stall_s)
 
     def expect(self, patience_s: float | None = None) -> tuple[str, Any]:
@@ -137,9 +154,9 @@ class ControllerChannel:
         for peer in self._peers:
             peer.heard = peer.grew = started
 
-    def _check(self, limit: float) -> None:
+    def _check(self, limit: float, circumstance: str = "") -> None:
         self._check_ended()
-        self._check_stall(time.monotonic(), limit)
+        self._check_stall(time.monotonic(), limit, circumstance)
 
     def _check_ended(self) -> None:
         if any(peer.ended is not None or peer.process.exit_code is not None for peer in self._peers):
@@ -180,7 +197,7 @@ class ControllerChannel:
             raise EngineDied(f"{blamed.process.spec.name} failed; the end of {blamed.process.log}:\n{blamed.process.tail()}")
         raise EngineDied(blamed.process.death())
 
-    def _check_stall(self, now: float, limit: float) -> None:
+    def _check_stall(self, now: float, limit: float, circumstance: str) -> None:
         silent = [peer for peer in self._peers if now - peer.heard > limit]
         stuck = [peer for peer in self._peers if now - peer.grew > limit]
         if not silent and len(stuck) < len(self._peers):
@@ -189,7 +206,7 @@ class ControllerChannel:
         blamed = silent or [peer for peer in self._peers if peer.rounds == behind]
         names = ", ".join(peer.process.spec.name for peer in blamed)
         raise EngineDied(
-            f"{names} made no progress for {limit:g} s (megatron.stall_timeout_s, while starting startup_timeout_s); "
+            f"{names} made no progress for {limit:g} s{circumstance} (megatron.stall_timeout_s, while starting startup_timeout_s); "
             f"the end of {blamed[0].process.log}:\n{blamed[0].process.tail()}"
         )
 
@@ -198,9 +215,9 @@ class ControllerChannel:
             peer.connection.close()
 
 
-def _write(peer: _Peer, message: Any) -> None:
+def _write(peer: _Peer, write: Callable[[], None]) -> None:
     try:
-        peer.connection.send(message)
+        write()
     except OSError:
         peer.ended = time.monotonic()
 

@@ -8,6 +8,7 @@ parallelism, without which megatron-core refuses mixtures of experts.
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -99,13 +100,44 @@ class Refusal(ValueError):
     """A ValueError that every rank raises at the same place: all of them can go on with the next command."""
 
 
+# while rollouts are generated, ranks wait for their next command as long as it takes; the controller ends them if it dies
+_PATIENCE = timedelta(days=365)
+
+
+def _gloo(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """Their group; None on the others. Every rank calls."""
+    group = dist.new_group(list(ranks), backend="gloo", timeout=_PATIENCE)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
 @dataclass(frozen=True)
 class Groups:
-    """layout: this rank's place.  control: all ranks, over gloo, for commands and objects.  device: of this rank's tensors."""
+    """layout: this rank's place.  control: all ranks, over gloo, for commands and objects.  device: of this rank's tensors.
+
+    sharing: the ranks that compute the same micro-batches, over gloo.  heads: by data rank, the first of these ranks.
+    """
 
     layout: RankLayout
     control: dist.ProcessGroup
+    sharing: dist.ProcessGroup
+    heads: tuple[int, ...]
     device: torch.device
+
+    @classmethod
+    def join(cls, layout: RankLayout, device: torch.device) -> Groups:
+        """Every rank calls, in the same order as others build groups."""
+        control = _gloo(range(layout.num_ranks))
+        assert control is not None  # every rank belongs to it
+        data_ranks = [0] * layout.num_ranks
+        dist.all_gather_object(data_ranks, layout.data_rank, group=control)
+        members = [[rank for rank, found in enumerate(data_ranks) if found == data] for data in range(layout.data_size)]
+        sharing = [_gloo(ranks) for ranks in members][layout.data_rank]
+        assert sharing is not None  # it belongs to the ranks of its own data rank
+        return cls(layout, control, sharing, tuple(ranks[0] for ranks in members), device)
+
+    @property
+    def head(self) -> int:
+        return self.heads[self.layout.data_rank]
 
     def agree(self, problem: str | None) -> None:
         """Raise the same Refusal on all ranks if one of them has a problem. Every rank calls."""
@@ -114,10 +146,6 @@ class Groups:
         told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
         if told:
             raise Refusal("; ".join(told))
-
-
-# while rollouts are generated, ranks wait for their next command as long as it takes; the controller ends them if it dies
-_PATIENCE = timedelta(days=365)
 
 
 def initialize(megatron: MegatronSettings, device: torch.device) -> Groups:
@@ -148,6 +176,4 @@ def initialize(megatron: MegatronSettings, device: torch.device) -> Groups:
         expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
         expert_data_rank=parallel_state.get_expert_data_parallel_rank(),
     )
-    control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    assert isinstance(control, dist.ProcessGroup)  # every rank belongs to it
-    return Groups(layout, control, device)
+    return Groups.join(layout, device)

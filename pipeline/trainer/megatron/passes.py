@@ -158,14 +158,18 @@ class Passes:
         return StepTotals(float(sums[0]), terms, finite=float(sums[1]) == 0.0)
 
     def _gathered(self, terms: list[TokenTerms]) -> list[TokenTerms]:
-        """All terms of the step in the order of its micro-batches, which are dealt to data ranks in turn; on rank 0 only."""
-        received: list[Any] | None = [None] * self.groups.layout.num_ranks if self.groups.layout.rank == 0 else None
-        message = (self.groups.layout.data_rank, terms) if self.groups.layout.reports else None
-        dist.gather_object(message, received, dst=0, group=self.groups.control)
-        if received is None:
-            return []
-        dealt = [terms for _, terms in sorted((entry for entry in received if entry is not None), key=lambda entry: entry[0])]
-        return [terms[turn] for turn in range(max(map(len, dealt))) for terms in dealt if turn < len(terms)]
+        """All terms of the step in the order of its micro-batches, which are dealt to data ranks in turn; on rank 0 only.
+
+        A turn at a time: no message is larger than the terms of one micro-batch. terms: empty on ranks that do not report.
+        """
+        place, gathered = self.groups.layout, list[TokenTerms]()
+        for turn in range(self._most(len(terms))):
+            own = (place.data_rank, terms[turn]) if turn < len(terms) else None
+            received: list[Any] | None = [None] * place.num_ranks if place.rank == 0 else None
+            dist.gather_object(own, received, dst=0, group=self.groups.control)
+            dealt = [entry for entry in received or () if entry is not None]
+            gathered += [terms for _, terms in sorted(dealt, key=lambda entry: entry[0])]
+        return gathered
 
     def gradient(self) -> Gradient:
         return self.optimizer.gradient()

@@ -20,19 +20,18 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import CellSettings
-from pipeline.records import RolloutBatch, Sample
 from pipeline.trainer.megatron import cpu_adapter, layout, state
 from pipeline.trainer.megatron.channel import Generating, Job, RankChannel
 from pipeline.trainer.megatron.names import parameter_sources
+from pipeline.trainer.megatron.shares import BatchShare, receive
 from pipeline.trainer.megatron.token_row import on_device
 from pipeline.trainer.megatron.weights import Weights
-from pipeline.trainer.microbatches import micro_batches
 from pipeline.trainer.step import optimizer_step, with_constants
 from pipeline.trainer.update import Update
 
 
 class RankTrainer:
-    """One rank of the trainer. Every method is called on all ranks, with the same arguments."""
+    """One rank of the trainer. Every method is called on all ranks, with the same arguments but for the shares of a batch."""
 
     def __init__(self, settings: CellSettings, base: Path, groups: layout.Groups, beat: Callable[[], None]) -> None:
         from pipeline.trainer.megatron import model as models
@@ -55,22 +54,17 @@ class RankTrainer:
             self.passes.frozen["reference"] = self.weights.frozen(base)
         self._generating: Generating | None = None
 
-    def train(self, batch: RolloutBatch, num_steps: int, generating: Generating, yield_update: Callable[[Update], None]) -> None:
+    def train(self, share: BatchShare, generating: Generating, yield_update: Callable[[Update], None]) -> None:
         started = time.perf_counter()
         if "rollout_weights" in self.recipe.reads:
             self._take_generating(generating)
-        place, options = self.groups.layout, self.settings.trainer
-        aggregation = self.settings.objective.aggregation
-        steps = [
-            micro_batches(part, options.micro_batch_tokens, aggregation, routing_replay=False, dtype=torch.float32)
-            for part in batch.parts(num_steps)
-        ]
-        own = [[on_device(micro, self.groups.device) for micro in step[place.data_rank :: place.data_size]] for step in steps]
+        own = share.micro_batches(self.settings.objective.aggregation, routing_replay=False, dtype=torch.float32)
+        own = [[on_device(micro, self.groups.device) for micro in micros] for micros in own]
         own = with_constants(self.passes, self.settings, self.recipe, own)
-        prepare_s = (time.perf_counter() - started) / num_steps
-        for step, micros in zip(steps, own, strict=True):
+        prepare_s = (time.perf_counter() - started) / len(own)
+        for step, micros in zip(share.steps, own, strict=True):
             started = time.perf_counter()
-            update = optimizer_step(self.passes, self.recipe, micros, len(step))
+            update = optimizer_step(self.passes, self.recipe, micros, step.num_micros)
             self.version += 1  # a skipped step has taken place in the schedule, and versions count scheduled steps
             yield_update(dataclasses.replace(update, train_s=prepare_s + time.perf_counter() - started))
 
@@ -135,12 +129,6 @@ class _Commands:
         dist.broadcast_object_list(message, src=0, group=self.groups.control)
         return message[0]
 
-    def samples(self, count: int) -> tuple[Sample, ...]:
-        samples: list[Sample] = []
-        while len(samples) < count:
-            samples += self.next()
-        return tuple(samples)
-
     def answer(self, kind: str, value: Any) -> None:
         if self.groups.layout.rank == 0:
             self.channel.send(kind, value)
@@ -159,9 +147,9 @@ def serve(trainer: RankTrainer, commands: _Commands) -> None:
 def _run(trainer: RankTrainer, commands: _Commands, name: str, arguments: dict[str, Any]) -> Any:
     if name != "train":
         return getattr(trainer, name)(**arguments)
-    samples = commands.samples(arguments.pop("num_samples"))
-    batch = RolloutBatch(arguments.pop("index"), samples, arguments.pop("group_size"), 0.0)
-    trainer.train(batch, **arguments, yield_update=lambda update: commands.answer("update", update))
+    max_tokens = trainer.settings.trainer.micro_batch_tokens
+    share = receive(commands.channel, commands.groups, arguments.pop("lengths"), max_tokens)
+    trainer.train(share, **arguments, yield_update=lambda update: commands.answer("update", update))
     return None
 
 
@@ -182,7 +170,7 @@ def main() -> None:
         groups = layout.initialize(megatron, device)
         trainer = RankTrainer(settings, Path(job.base), groups, channel.progress)
         commands = _Commands(channel, groups)
-        commands.answer("done", trainer.version)
+        commands.answer("done", groups.heads)
         serve(trainer, commands)
     except KeyboardInterrupt:
         sys.exit(130)  # how the guard ends a rank: nothing to explain

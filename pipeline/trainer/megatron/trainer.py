@@ -1,4 +1,4 @@
-"""PolicyTrainer over Megatron-core ranks: starts them, hands each batch to rank 0, and ends them.
+"""PolicyTrainer over Megatron-core ranks: starts them, hands each its samples, and ends them.
 
 The controller holds no weights. A published version is a folder below a node-local scratch folder, in Hugging Face names; `save`
 and `restore` hand the ranks a folder that they can all reach. A rank that dies or stalls while something was asked of it raises
@@ -25,9 +25,9 @@ from pipeline.published_weights import PublishedWeights, StoredWeights
 from pipeline.records import RolloutBatch
 from pipeline.trainer.megatron import layout
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, Generating, Job
+from pipeline.trainer.megatron.shares import hand_out
+from pipeline.trainer.microbatches import StepLengths
 from pipeline.trainer.update import Update
-
-_SAMPLES_PER_MESSAGE = 256  # a batch of long responses with routes is tens of gigabytes
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MegatronTrainer:
                 self._processes = [Process(spec, logs / f"{spec.name}.log") for spec in specs]
                 self._channel = ControllerChannel(self._processes, listener, megatron.startup_timeout_s, megatron.stall_timeout_s)
             self._channel.send_to_all(Job(settings.model_dump_json(), str(base.resolve())))
-            self._answer(megatron.startup_timeout_s)
+            self._heads: tuple[int, ...] = self._answer(megatron.startup_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -99,15 +99,11 @@ class MegatronTrainer:
         folder = None if generating.folder is None else str(generating.folder.resolve())
         self._send(
             "train",
-            num_samples=len(batch.samples),
-            index=batch.index,
-            group_size=batch.group_size,
-            num_steps=num_steps,
+            lengths=tuple(StepLengths.of(part) for part in batch.parts(num_steps)),
             generating=Generating(generating.version, folder),
         )
         assert self._channel is not None
-        for first in range(0, len(batch.samples), _SAMPLES_PER_MESSAGE):
-            self._channel.send(batch.samples[first : first + _SAMPLES_PER_MESSAGE])
+        hand_out(self._channel, self._heads, batch, num_steps, self.settings.trainer.micro_batch_tokens)
         for _ in range(num_steps):
             update = self._answer()
             self.version += 1
