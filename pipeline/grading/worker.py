@@ -26,6 +26,10 @@ MEMORY_BYTES = 2 << 30
 CPU_GRACE_S = 15  # beyond what a parent waits for: ends a computation whose parent is gone
 PARENT_CHECK_S = 0.5
 _TOO_LARGE = re.compile(r"\d{40,}|\d{4,}\s*[})]*\s*!|[)}]\s*!|\^.*\^.*\^|\d{5,}\}?\s*\\?(?:int|sum|prod)|\^\s*\{?\s*-?\d{4,}")
+_LIMITS = re.compile(r"\\(?:int|iint|sum|prod|lim|log) ?_|\\(?:begin|end)\{[a-z]+\}")
+_DROPPED = re.compile(
+    r"[_'\"`~@?#;]|\\(?:text|pmod|overline|underline|hat|vec|bar|tag|overset|underset)|[^\W\d_]{5,}|[^\x00-\x7f≤≥≠≈∪∩∞π∈⦃⦄°±∖∅ℝ]"
+)
 
 
 class Decider:
@@ -75,8 +79,11 @@ def verify(gold: str, answer: str) -> bool:
 
 
 def _readable(text: str) -> bool:
-    """Whether a formula is small enough for sympy, whose time and memory nothing else bounds before the deadline."""
-    return not _TOO_LARGE.search(text) and nesting(text) <= MAX_DEPTH and text.count("|") <= 8
+    """Whether sympy may read a formula: one that is small enough, as nothing else bounds its time and memory before the deadline,
+    and that holds no sign which math-verify drops, as a prime, a subscript or a word.
+    """
+    small = not _TOO_LARGE.search(text) and nesting(text) <= MAX_DEPTH and text.count("|") <= 8
+    return small and not _DROPPED.search(_LIMITS.sub("", text))
 
 
 _LATEX = {
