@@ -53,7 +53,7 @@ _IS_ANSWER = re.compile(
 _OPENING_WORDS = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|we\s+(?:see|find|conclude)\s+that|and|finally)\b[\s,]*)+", re.IGNORECASE
 )
-_STATEMENT_END = re.compile(r"[.?](?=\s|$)|[。；？]|!(?=\s+[A-Z][a-z])|;\s(?=[a-z]+\s[a-z])")
+_STATEMENT_END = re.compile(r"(?<!\.)(?<!\bi\.e)(?<!\be\.g)[.?](?=\s|$)|[。；？]|!(?=\s+[A-Z][a-z])|;\s(?=[a-z]+\s[a-z])")
 _EXPLANATION = re.compile(
     r",?\s[(\[]?(?:because|since|as\s+(?:required|claimed|desired|needed|expected)|I\s+hope|see\s|checked|verified|and\s+nothing\s+else)\b"
     r"|,?\s\(?(?:which|where)\b|,\s(?:so|as|and\s+we|obtained|found|using|by)\s"
@@ -70,7 +70,7 @@ _CLOSING = re.compile(
 _NAME = re.compile(r"(?:\\[a-zA-Z]+|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[\d\W_])*+")  # of a value: x, $m+n$, f(2)
 _SUBJECT = re.compile(r"(?:the|its|our|it|this|that|there|\$|\\\(|[a-z]\b)", re.IGNORECASE)
 _RESTATED = re.compile(
-    r"^(.*\S)\s*\((?:i\.e\.,?\s*)?(?:(?P<sign>[=≈])\s*(?P<value>[^()]*(?:\([^()]*\))?[^()]*)|(?P<words>[a-z][a-z -]*))\)$"
+    r"^(.*\S)\s*\((?:(?P<sign>=|≈|i\.e\.,?|or equivalently)\s*(?P<value>[^()]*(?:\([^()]*\))?[^()]*)|(?P<words>[a-z][a-z -]*))\)$"
 )
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOXED_WORD = re.compile(r"\s*\\f?boxed\s*$")
@@ -224,7 +224,7 @@ def _statement(text: str, rule: str) -> Extraction:
 
 def _cleaned(text: str, rule: str) -> Extraction:
     """The statement without delimiters of mathematics and Markdown; `42 (forty-two)` and `1024 (= 2^{10})` as equations."""
-    text = re.sub(r"\\[()\[\]]|\*\*|`", "", _BOXED_WORD.sub("", text))
+    text = re.sub(r"\\[()\[\]]|\*\*", "", _BOXED_WORD.sub("", text))
     if len(_DOLLAR.findall(text)) != 1 or text.rstrip(" .*_").endswith("$"):  # a single one before a number is a currency
         text = _DOLLAR.sub("", text)
     text = text.strip(" \t\n*_,:")
@@ -232,5 +232,5 @@ def _cleaned(text: str, rule: str) -> Extraction:
     if restated:
         words = in_notation(restated["words"] or "")
         if restated["sign"] or re.fullmatch(r"-?\d+(?:/\d+)?", words):
-            text = f"{restated[1]} {restated['sign'] or '='} {restated['value'] or words}"
+            text = f"{restated[1]} {'≈' if restated['sign'] == '≈' else '='} {restated['value'] or words}"
     return Extraction(text, rule) if text else Extraction(None, "empty_answer")

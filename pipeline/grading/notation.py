@@ -118,7 +118,7 @@ _CURRENCIES = {"\\$": "USD", "\\pounds": "GBP", "\\euro": "EUR", "€": "EUR", "
 _CURRENCY = re.compile(r"\\text ?\{(\\\$|[€£¥￥₹])\}|(\\\$|[€£¥￥₹]|\\(?:pounds|euro)(?![a-zA-Z]))")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}|^([^{}]*)\\over(?![a-zA-Z])([^{}]*)$")  # TeX's own fraction
 _OPERATOR = re.compile(
-    r"\\(?:operatorname\*?|text|mathrm)\s*\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|min|max|gcd|lcm)\s*\}"
+    r"\\(?:operatorname\*?|text|mathrm)\s*\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|(?:min|max|gcd|lcm)(?=\s*\}\s*\\?[({\[\\]))\s*\}"
 )
 _TIMES_TEN = re.compile(r"(?<=\d) ?[xX] ?(?=10 ?\^)")  # 5x10^3
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -145,6 +145,9 @@ def undecorated(text: str) -> str:
     """The text without sizes, fonts around formulas, marks of a proof's end and the letter x for a sign of multiplication; with
     signs of currency as names, where canonical() would drop them.
     """
+    text = text.replace("\\#", "\\text{#}")
+    if "\\bmod" in text and "\\equiv" not in text:  # an operation, not a residue
+        text = text.replace("\\bmod", "\\text{bmod}")
     text = _CURRENCY.sub(lambda match: "\\text{" + _CURRENCIES[match[1] or match[2]] + "}", text)
     if text.count("$") == 1:  # no delimiter
         text = text.replace("$", "\\text{USD}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pipeline.grading import exact
+from pipeline.grading.claims import UNSURE
 from pipeline.grading.forms import Form, Group, Relation, Scalar, Union, all_but, read_form
 
 _LABEL = re.compile(
@@ -21,7 +22,7 @@ _SCALED = re.compile(r"[-\d]+[A-Za-z]+")  # 2xy = 10 is yet to be divided
 
 def is_label(text: str) -> bool:
     """Whether `text` names a value, as x, f(x), |AB|, (p,q), V_1:V_2 or \\angle ABC do."""
-    return _LABEL.fullmatch(text) is not None
+    return _LABEL.fullmatch(text) is not None and not UNSURE.search(text)
 
 
 def assigned(relation: Relation, lenient: bool = False) -> str | None:
@@ -34,7 +35,7 @@ def assigned(relation: Relation, lenient: bool = False) -> str | None:
     parts, signs = relation.parts, relation.signs
     until = signs.find("≈") + 1 if "≈" in signs else len(parts)
     values = [exact.value(part) for part in parts]
-    if len({value for value in values[:until] if value is not None}) > 1:
+    if any(map(UNSURE.search, parts)) or len({value for value in values[:until] if value is not None}) > 1:
         return None
     if is_label(parts[0]):
         return parts[until - 1] if until > 1 else parts[1]

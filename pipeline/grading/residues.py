@@ -34,11 +34,12 @@ def residue(text: str) -> tuple[Fraction | None, int | None] | None:
 
 
 def same_residue(gold: tuple[Fraction | None, int | None], answer: tuple[Fraction | None, int | None]) -> bool:
-    """Whether two residues are of the same class; a missing modulus may be the other's, but then the numbers are equal."""
+    """Whether two residues are of one class; a missing modulus may be the other's, but then the numbers are equal and reduced."""
     if gold[0] is None or answer[0] is None:
         return False
     if gold[1] is None or answer[1] is None:
-        return gold[0] == answer[0]
+        modulus = gold[1] or answer[1]
+        return gold[0] == answer[0] and (modulus is None or 0 <= gold[0] < modulus)
     return gold[1] == answer[1] and (gold[0] - answer[0]) % gold[1] == 0
 
 

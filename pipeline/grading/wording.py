@@ -50,6 +50,7 @@ def _any(words: object) -> str:
 
 
 _CARDINAL, _SCALE, _PART, _MULTIPLE = _any(_CARDINALS), _any(_SCALES), f"({_any(_PARTS)})s?\\b", f"({_any(_MULTIPLES)})s?\\b"
+_AND = r"(?:(?<=hundred)|(?<=thousand)|(?<=million))\s+and\s+"
 _ALONE = r"(?<![\w.)}^+*/-])(?<![\w.)}^+*/-]\s)"  # before it stands no part of a longer formula
 _AMOUNT = r"-?(?:\d[\d,]*(?:\.\d+)?(?:/\d+)?|\\[dt]?frac\s*\{\d+\}\s*\{\d+\})"
 _WORD = re.compile(rf"\b(?:{_any((*_CARDINALS, *_MULTIPLES, *_PARTS, *_ENDINGS, *_OTHERS))})s?\b", re.IGNORECASE)
@@ -81,7 +82,7 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 _RULES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (rf"(?<![\w.-])(?:{_CARDINAL})(?:(?:[\s-]+|\s+and\s+)(?:{_CARDINAL}|{_SCALE}))*(?![\w.])", _cardinal),
+    (rf"(?<![\w.])(?<!\w-)(?:{_CARDINAL})(?:(?:[\s-]+|{_AND})(?:{_CARDINAL}|{_SCALE}))*(?!\w|\.\w)", _cardinal),
     (r"(?<![\d.])(\d*\.\d*?)(\d)\2*\s*(?:repeating|recurring)\b", lambda m: f"{m[1]}\\overline{{{m[2]}}}"),
     (r"(?<=[\d)}])\s*(?:per\s?mille?|‰)(?!\w)", lambda m: "/1000"),
     (rf"(?<![\w.])(\d+)\s+and\s+(?:(\d+)[\s-]+|an?\s+){_PART}", _mixed),

@@ -26,10 +26,9 @@ MEMORY_BYTES = 2 << 30
 CPU_GRACE_S = 15  # beyond what a parent waits for: ends a computation whose parent is gone
 PARENT_CHECK_S = 0.5
 _TOO_LARGE = re.compile(r"\d{40,}|\d{4,}\s*[})]*\s*!|[)}]\s*!|\^.*\^.*\^|\d{5,}\}?\s*\\?(?:int|sum|prod)|\^\s*\{?\s*-?\d{4,}")
-_LIMITS = re.compile(r"\\(?:int|iint|sum|prod|lim|log) ?_|\\(?:begin|end)\{[a-z]+\}")
-_DROPPED = re.compile(
-    r"[_'\"`~@?#;]|\\(?:text|pmod|overline|underline|hat|vec|bar|tag|overset|underset)|[^\W\d_]{5,}|[^\x00-\x7f≤≥≠≈∪∩∞π∈⦃⦄°±∖∅ℝ]"
-)
+_NEEDED = re.compile(r"\\(?:int|iint|sum|prod|lim|begin)(?![a-z])")  # what our own reader cannot evaluate in every case
+_LIMITS = re.compile(r"\\(?:int|iint|sum|prod|lim|log) ?_")
+_DROPPED = re.compile(r"[_'\"`~@?#;]|\\(?:text|pmod|overline|underline|hat|vec|bar|tag|overset|underset)")
 
 
 class Decider:
@@ -48,7 +47,8 @@ class Decider:
         except NotationError:
             self.rule = "math_verify"
             suffix = "=0" if question == "proportional" else "<0" if question == "positively_proportional" else ""
-            return _readable(gold) and _readable(answer) and self.verified(gold + suffix, answer + suffix)
+            readable = _NEEDED.search(gold + answer) and _readable(gold) and _readable(answer)
+            return bool(readable) and self.verified(gold + suffix, answer + suffix)
 
     def verified(self, gold: str, answer: str) -> bool:
         self.load()
