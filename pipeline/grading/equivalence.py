@@ -25,7 +25,7 @@ from pipeline.grading.forms import (
     read_form,
     words_key,
 )
-from pipeline.grading.notation import canonical, compact, has_thousands, join_thousands, undecorated
+from pipeline.grading.notation import MAX_LENGTH, canonical, compact, has_thousands, join_thousands, undecorated
 from pipeline.grading.quantities import Quantity, read_quantity, units_conflict
 from pipeline.grading.relations import (
     ascending,
@@ -83,6 +83,18 @@ def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     # 1,234 may be one number or two: both answers are read the same way
     joined = comparison.same(read_form(join_thousands(gold)), read_form(join_thousands(answer)))
     return joined or comparison.same(read_form(gold), read_form(answer))
+
+
+def answer_key(answer: str) -> str:
+    """What answers are counted by: the exact value of a rational number, or the compact notation (at most 200 characters)."""
+    text = canonical(undecorated(in_notation(unwrapped(answer[:MAX_LENGTH]))))
+    form = read_form(join_thousands(text))
+    relation = assigned(form, lenient=True) if isinstance(form, Relation) else None
+    quantity = read_quantity(relation or (form.text if isinstance(form, Scalar) else ""))
+    value = exact.value(quantity.core) if quantity.core else None
+    if value is None or max(value.numerator.bit_length(), value.denominator.bit_length()) > 300:
+        return _bare(text)[:200]
+    return f"{value}%" if quantity.percent else str(value)
 
 
 def _chosen(answer: str) -> tuple[str, str]:
