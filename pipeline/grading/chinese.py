@@ -12,10 +12,10 @@ _PER_CENT = re.compile(r"百分之\s*(-?[\d.]+)")
 _QUOTIENT = re.compile(r"([\d.]+)\s*分之\s*(-?[\d.]+)")
 _MINUS = re.compile(r"[负負]\s*(?=[\d.\\(√根])")
 _ROOT = re.compile(r"根[号號]\s*(\d+)")
-_SCALED = re.compile(r"(\d+(?:\.\d+)?)\s*([百千万亿萬億]+)")
-_NOUN = "解|方法|方案|情况|可能|选法|排法|取法|走法|不同的?|正?整数|自然数|实数|数|点|元素|根|零点|的|值"
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)\s*((?:千(?![克米瓦卡])|百(?!分)|[万亿萬億])+)")
+_NOUN = "解|方法|方案|情况|可能|选法|排法|取法|走法|不同的|不同|正?整数|自然数|实数|数|点|元素|根|零点|的|值"
 BEFORE = "共计|共有|总共|一共|共|为|是|得|即|等于|约为?|大约|答案|答|有|:"  # what may stand before a number, a pattern
-AFTER = f"(?:[个個种種次人名只條条张張块项位组对页本支棵件台辆步局场颗枚段]|倍)?(?:{_NOUN})*"  # and behind it
+AFTER = rf"(?:[个個种種次人名只條条张張块项位组对页本支棵件台辆步局场颗枚段](?:{_NOUN})*+|倍|解)?"  # and behind it
 
 
 def in_notation(text: str) -> str:

@@ -40,7 +40,7 @@ _END_TOKEN = re.compile(
 _ANSWER_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _ANSWER_LINE = re.compile(r"(?:\banswers?|答案|(?<![解回作])答)[*_\s]*(?:(?:is|are|[是为])\s*)?[:：][*_]*", re.IGNORECASE)
 _ANSWER_IS = re.compile(
-    r"(?:\banswers?|答案)[*_]*\s*(?:is|are|应该是|应为|是|为|=)[*_]*(?:\s+(?:therefore|thus|simply|just|indeed|equal\s+to))?"
+    r"(?:\banswers?(?:\s+to\s+(?:the|this)\s+(?:problem|question))?|答案)[*_]*\s*(?:is|are|应该是|应为|是|为|=)[*_]*(?:\s+(?:therefore|thus|simply|just|indeed|equal\s+to))?"
     r"|(?<!不)选(?=\s*[:：(（]?\s*[A-H])[:：]?|\bcorrect\s+(?:choice|option)\s+is|\banswer(?=\s*(?:\$|\\\(|\\\[))"
     r"|\banswer[*_]*\s*\n+(?=\s*[\d$\\-])",
     re.IGNORECASE,
@@ -194,7 +194,7 @@ def _from_prose(response: str) -> Extraction:
 
 def _is_concluded(before: str, verb: str) -> bool:
     """Whether a sentence claims the value that it ends in: `Thus, n =`, `So the total is`; not `We rule out n =`, `they get`."""
-    if UNSURE.search(before):
+    if UNSURE.search(before) or "answer" in before:
         return False
     rest = unaffirming(before).strip()
     if verb in ("=", "≈"):

@@ -111,25 +111,29 @@ _AFTERWORD = (
     r"|approximately|approx\.?|andnothingelse|left|remain(?:ing)?)\.?"
 )
 _AFTER = re.compile(
-    rf"(?P<percent>%|percents?|percentage)?(?:{_QUALITIES})*\(?(?P<unit>{_MEASURES})?\)?(?:{chinese.AFTER})?(?:{_AFTERWORD})?"
+    rf"(?P<percent>%|percents?|percentage)?(?:{_QUALITIES})*+\(?(?P<unit>{_MEASURES})?\)?\(?{chinese.AFTER}\)?(?:{_AFTERWORD})?"
 )
 _SUBJECT = (
     "answer|result|total|sum|product|value|area|volume|length|width|height|perimeter|radius|distance|speed|time|age|cost|price"
     "|probability|ratio|number|minimum|maximum"
 )
+# Repetitions are possessive (*+, ++) where a text could be cut in several ways: time stays linear in hostile ones.
 _BEFORE = re.compile(
-    rf"(?:(?:the|my|our)?(?:final|correct|required|total)?(?:{_SUBJECT})(?:is|are|:|=|equals?|isequalto)+"
+    rf"(?:(?:the|my|our)?(?:final|correct|required|total)?(?:{_SUBJECT})(?:isequalto|is|are|:|=|equals?)++"
     r"|is|are|thereare|itis|about|approximately|approx\.?|roughly|around|exactly|only|just|simply|equals?|so|thus|hence|therefore"
-    rf"|[:,])*(?:{chinese.BEFORE})*(?P<currency>usd|eur|gbp|cnyjpy|cny|rmb|inr|jpy|rs\.?)?"
+    rf"|[:,])*+(?:{chinese.BEFORE})*+(?P<currency>usd|eur|gbp|cnyjpy|cny|rmb|inr|jpy|rs\.?)?"
 )
 _NAMED = re.compile(rf"(?:/|per|每)?(square|sq\.?|平方|cubic|cu\.?|立方)?({_any(_FOLDED)})\.?\^?\{{?(-?[1-9])?\}}?")
 _TEXT = r"\\text ?\{[^{}]*\}"
-_HEAD = re.compile(rf"(?:{_TEXT}:?|[A-Za-z]{{2,}}[.:]?|[\u4e00-\u9fff:]+)+ ?(?=[-+\d.\\(π|⌊⌈])")
+_HEAD = re.compile(rf"(?:{_TEXT}:?|[A-Za-z]{{2,}}+[.:]?|[\u4e00-\u9fff:]++)++ ?(?=[-+\d.\\(π|⌊⌈])")
 _TAIL = re.compile(
     rf"(?:/? ?{_TEXT}(?: ?\^ ?\{{? ?-?\d ?\}}?)?|%|[°℃℉][CFK]?"
-    r"|(?<=[\d)}\]π!%°])\*?\(?[A-Za-z][A-Za-z.]+(?:/[A-Za-z]+)?(?:\^\{?\d\}?)?\)?|[\u4e00-\u9fff]+(?:/[\u4e00-\u9fff]+)?)+$"
+    r"|(?<=[\d)}\]π!%°])\*?\(?[A-Za-z][A-Za-z.]++(?:/[A-Za-z]++)?(?:\^\{?\d\}?)?\)?|\(?[\u4e00-\u9fff]++(?:/[\u4e00-\u9fff]++)?\)?)++$"
 )
 _UNTEXTED = re.compile(r"\\text ?\{|[} *]")
+
+
+MAX_TAILS = 8  # words behind a number that are tried, from the longest
 
 
 @lru_cache(maxsize=8192)
@@ -141,7 +145,9 @@ def read_quantity(text: str) -> Quantity:
     if head and known:
         core, currency = core[head.end() :], known["currency"]
     tail = _TAIL.search(core, 1)
-    while tail and not (known := _AFTER.fullmatch(_plain(tail.group()))):
+    for _ in range(MAX_TAILS):
+        if not tail or (known := _AFTER.fullmatch(_plain(tail.group()))):
+            break
         tail = _TAIL.search(core, tail.start() + 1)
     if tail and known and core[tail.start() - 1] not in "+-*^_=(,\\" and not (_is_trigonometric(core) and "°" in tail.group()):
         core, percent, unit = core[: tail.start()].rstrip(" /"), bool(known["percent"]), known["unit"]

@@ -14,6 +14,7 @@ _LABEL = re.compile(
 )
 _ABSOLUTE = re.compile(r"\|[a-z]\|")
 _LINEAR = re.compile(r"(?:[A-Za-z0-9+\-*/_{}()|'.]|\\(?:frac|cdot|text|angle|alpha|beta|gamma|theta|lambda|mu)(?![a-zA-Z]))+")
+_PRODUCT = re.compile(r"([A-Za-z])\([^()]*\1")  # x(x+1) is no function of anything
 _UNKNOWN = re.compile(
     r"\\(?:alpha|beta|gamma|theta|lambda|mu)|(?<![A-Za-z\\])(?:[A-Za-z](?![A-Za-z])|[A-Za-z]+(?=[-+*/{}]|$))(?:_\{?\w+\}?)?"
 )
@@ -22,7 +23,7 @@ _SCALED = re.compile(r"[-\d]+[A-Za-z]+")  # 2xy = 10 is yet to be divided
 
 def is_label(text: str) -> bool:
     """Whether `text` names a value, as x, f(x), |AB|, (p,q), V_1:V_2 or \\angle ABC do."""
-    return _LABEL.fullmatch(text) is not None and not UNSURE.search(text)
+    return _LABEL.fullmatch(text) is not None and not UNSURE.search(text) and not _PRODUCT.search(text)
 
 
 def assigned(relation: Relation, lenient: bool = False) -> str | None:

@@ -45,10 +45,12 @@ class Decider:
                 return numeric.equal(gold, answer)
             return numeric.same_equation(gold, answer, positive=question == "positively_proportional")
         except NotationError:
+            if not (_NEEDED.search(gold + answer) and _readable(gold) and _readable(answer)):
+                self.rule = "unread"
+                return False
             self.rule = "math_verify"
             suffix = "=0" if question == "proportional" else "<0" if question == "positively_proportional" else ""
-            readable = _NEEDED.search(gold + answer) and _readable(gold) and _readable(answer)
-            return bool(readable) and self.verified(gold + suffix, answer + suffix)
+            return self.verified(gold + suffix, answer + suffix)
 
     def verified(self, gold: str, answer: str) -> bool:
         self.load()
