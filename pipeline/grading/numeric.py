@@ -105,7 +105,7 @@ def close(gold: str, answer: str, rel_tol: float) -> bool:
     if variables(one) or variables(other):
         return False
     try:
-        left, right = evaluate(one, {}), evaluate(other, {})
+        left, right = (evaluate(node, {}, exact_sums=False) for node in (one, other))
     except Undefined:
         return False
     finite = mpmath.isfinite(left) and mpmath.isfinite(right) and _is_real(left) and _is_real(right)
@@ -200,8 +200,8 @@ def _sum(left: Any, right: Any) -> Any:
     return result
 
 
-def evaluate(node: Node, env: dict[str, Any]) -> Any:
-    """The value of a tree at 60 digits, real or complex. Raises Undefined."""
+def evaluate(node: Node, env: dict[str, Any], exact_sums: bool = True) -> Any:
+    """The value of a tree, real or complex. Raises Undefined; with `exact_sums` also where a summand is lost to rounding."""
     kind = node[0]
     if kind == "num":
         return mpmath.mpf(node[1].numerator) / node[1].denominator
@@ -214,13 +214,14 @@ def evaluate(node: Node, env: dict[str, Any]) -> Any:
     if kind == "const":
         return {"π": mp.pi, "e": mp.e, "i": mpmath.mpc(0, 1), "∞": mpmath.inf}[node[1]] + 0
     if kind in ("sum", "prod"):
-        return _series(node, env)
+        return _series(node, env, exact_sums)
     if kind in ("gcd", "lcm"):
         raise Undefined("divisors of what is no integer")
     try:
         if kind == "call":
-            return _call(node[1], evaluate(node[2], env))
-        return _bounded(_OPERATIONS[kind](*[evaluate(part, env) for part in node[1:]]), MAX_MAGNITUDE)
+            return _call(node[1], evaluate(node[2], env, exact_sums))
+        operations = _OPERATIONS if exact_sums else _ROUNDED
+        return _bounded(operations[kind](*[evaluate(part, env, exact_sums) for part in node[1:]]), MAX_MAGNITUDE)
     except (ZeroDivisionError, ValueError, OverflowError) as error:
         raise Undefined(str(error)) from error
 
@@ -257,9 +258,9 @@ def _root(number: Any, index: Any) -> Any:
     return mpmath.sqrt(number) if index == 2 else mpmath.power(number, 1 / index)
 
 
-def _series(node: Node, env: dict[str, Any]) -> Any:
+def _series(node: Node, env: dict[str, Any], exact_sums: bool) -> Any:
     kind, variable, low_node, high_node, body = node
-    low, high = evaluate(low_node, env), evaluate(high_node, env)
+    low, high = (evaluate(limit, env, exact_sums) for limit in (low_node, high_node))
     if mpmath.isinf(low) or mpmath.isinf(high):
         raise NotationError("an infinite series")
     if not (mpmath.isint(low) and mpmath.isint(high)):
@@ -271,7 +272,7 @@ def _series(node: Node, env: dict[str, Any]) -> Any:
         raise Undefined("too many terms")
     result = mpmath.mpf(0 if kind == "sum" else 1)
     for index in range(int(low), int(high) + 1):
-        term = evaluate(body, {**env, variable: mpmath.mpf(index), "terms": terms})
+        term = evaluate(body, {**env, variable: mpmath.mpf(index), "terms": terms}, exact_sums)
         result = _bounded(result + term if kind == "sum" else result * term, MAX_MAGNITUDE)
     return result
 
@@ -305,3 +306,4 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "root": _root,
     "log": lambda base, a: mpmath.log(a) / mpmath.log(base),
 }
+_ROUNDED = _OPERATIONS | {"+": lambda a, b: a + b, "-": lambda a, b: a - b}  # sums that are compared with a tolerance
