@@ -69,8 +69,9 @@ _CLOSING = re.compile(
 )
 _NAME = re.compile(r"(?:\\[a-zA-Z]+|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[\d\W_])*+")  # of a value: x, $m+n$, f(2)
 _SUBJECT = re.compile(r"(?:the|its|our|it|this|that|there|\$|\\\(|[a-z]\b)", re.IGNORECASE)
-_RESTATED = re.compile(
-    r"^(.*\S)\s*\((?:(?P<sign>=|≈|i\.e\.,?|or equivalently)\s*(?P<value>[^()]*(?:\([^()]*\))?[^()]*)|(?P<words>[a-z][a-z -]*))\)$"
+_RESTATED = re.compile(  # 42 (forty-two), 1024 (= 2^{10}), 1/3 (about 0.333)
+    r"^(.*\S)\s*\((?:(?:(?:=|i\.e\.,?|or equivalently)|(?P<about>≈|(?:or )?(?:approximately|about)))"
+    r"\s*(?P<value>[^()]*(?:\([^()]*\))?[^()]*)|(?P<words>[a-z][a-z -]*))\)$"
 )
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOXED_WORD = re.compile(r"\s*\\f?boxed\s*$")
@@ -230,7 +231,7 @@ def _cleaned(text: str, rule: str) -> Extraction:
     text = text.strip(" \t\n*_,:")
     restated = _RESTATED.fullmatch(text)
     if restated:
-        words = in_notation(restated["words"] or "")
-        if restated["sign"] or re.fullmatch(r"-?\d+(?:/\d+)?", words):
-            text = f"{restated[1]} {'≈' if restated['sign'] == '≈' else '='} {restated['value'] or words}"
+        value = restated["value"] or in_notation(restated["words"])
+        if restated["value"] or re.fullmatch(r"-?\d+(?:/\d+)?", value):
+            text = f"{restated[1]} {'≈' if restated['about'] else '='} {value}"
     return Extraction(text, rule) if text else Extraction(None, "empty_answer")

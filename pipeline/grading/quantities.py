@@ -111,7 +111,7 @@ _AFTERWORD = (
     r"|approximately|approx\.?|andnothingelse|left|remain(?:ing)?)\.?"
 )
 _AFTER = re.compile(
-    rf"(?P<percent>%|percents?|percentage)?(?:{_QUALITIES})*+\(?(?P<unit>{_MEASURES})?\)?\(?{chinese.AFTER}\)?(?:{_AFTERWORD})?"
+    rf"(?P<percent>%|percents?|percentage)?(?:{_QUALITIES})*+\(?(?P<unit>{_MEASURES}|per{_MEASURE})?\)?\(?{chinese.AFTER}\)?(?:{_AFTERWORD})?"
 )
 _SUBJECT = (
     "answer|result|total|sum|product|value|area|volume|length|width|height|perimeter|radius|distance|speed|time|age|cost|price"
