@@ -38,7 +38,7 @@ def test_at_least_99_percent_of_the_verdicts_are_as_expected(name: str, tmp_path
     ]
     assert len(wrong) <= 0.01 * len(cases), wrong
     assert "correct" not in [outcome for _, _, _, outcome in wrong]
-    assert max(result.seconds for result in grades) <= 5.0
+    assert max(result.seconds for result in grades) <= 10.0  # the worker's deadline, and its imports on a loaded machine
     assert sorted(result.seconds for result in grades)[len(grades) // 2] < 1e-3
     assert list(tmp_path.iterdir()) == []
 
