@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from pipeline.launch.hosts import free_port
-from pipeline.launch.processes import Process, ProcessSpec, stop_all
 
 from benchmarks.routed_experts import forget_peak, peak_bytes
 from pipeline.config import load_settings
+from pipeline.processes.hosts import free_port
+from pipeline.processes.process import Process, ProcessSpec, stop_all
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
 from pipeline.trainer.megatron.layout import Groups, Layout

@@ -212,7 +212,9 @@ def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path
 @app.command()
 def grade(
     file: Annotated[Path, typer.Argument(help="JSON lines, each {response, gold}.")],
-    policy: Annotated[Literal["primemath", "strict"], typer.Option(help="primemath (the reward) or strict.")] = "primemath",
+    policy: Annotated[
+        Literal["primemath", "strict"], typer.Option(help="primemath (reward and scores) or strict (second opinion).")
+    ] = "primemath",
 ) -> None:
     """Grade a file of responses: one {outcome, extracted, rule, seconds} a line, in order."""
     from pipeline.grading.grade import grade_file
@@ -223,7 +225,7 @@ def grade(
 @app.command()
 def protocols(
     folder: Annotated[Path, typer.Argument(help="Results folder of a cell (evals.parquet, scores.parquet) or the base policy.")],
-    protocol: Annotated[list[str], typer.Option(help="avg@8, 4xavg@16 (mean of four runs of 16), pass@8; repeatable.")] = [],  # noqa: B006
+    protocol: Annotated[list[str], typer.Option(help="avg@8, 4xavg@16 (mean of four runs of 16), pass@8, maj@8; repeatable.")] = [],  # noqa: B006
 ) -> None:
     """Recompute evaluation protocols from a cell's per-sample rows, by both grading policies."""
     from pipeline.evaluation.protocols import EvaluationProtocol

@@ -234,6 +234,9 @@ def _outcomes(correct: ArrayLike, dimensions: int) -> NDArray[np.float64]:
     if array.ndim != dimensions or array.size == 0:
         axes = "[seeds, problems, samples]" if dimensions == 3 else "[problems, samples]"
         raise ValueError(f"expected non-empty outcomes {axes}, got shape {array.shape}")
+    outside = array[~((array >= 0) & (array <= 1))]
+    if outside.size:
+        raise ValueError(f"an outcome is {outside[0]}, not between wrong (0) and right (1); every verdict is needed")
     return array
 
 

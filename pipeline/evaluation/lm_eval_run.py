@@ -146,7 +146,8 @@ def score_rows(log: Path, *, policy_version: int, num_samples: int, problems: Co
     Raises ValueError unless the log holds samples 0 .. num_samples - 1 of each of `problems` (ids) once, all of `policy_version`.
     """
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(log.read_text(encoding="utf-8").splitlines(), 1):
+    lines = [line for line in log.read_text(encoding="utf-8").split("\n") if line.strip()]  # U+2028 in a response ends no line
+    for number, line in enumerate(lines, 1):
         try:
             rows += json.loads(line)["samples"]
         except (json.JSONDecodeError, KeyError) as error:

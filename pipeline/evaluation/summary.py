@@ -81,6 +81,10 @@ def summarise_folder(folder: Path, protocols: Sequence[EvaluationProtocol]) -> l
             ) from error
         if not table.num_rows:
             raise ValueError(f"{folder / name} holds no responses; delete it and run snakemake again")
+        for column in {"correct", "correct_strict"} & set(table.column_names):
+            kind = table.schema.field(column).type
+            if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+                raise ValueError(f"{folder / name}: {column} holds {kind}, not verdicts; delete it and run snakemake again")
         splits = key not in table.column_names  # the base policy's file: a checkpoint column that names two problem sets
         key = "checkpoint" if splits else key
         absent = [column for column in (*COLUMNS, key) if column not in table.column_names]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from pipeline.grading import exact
@@ -23,17 +22,32 @@ from pipeline.grading.forms import (
     Scalar,
     Union,
     Words,
-    all_but,
     read_form,
     words_key,
 )
-from pipeline.grading.notation import canonical, compact, has_thousands, join_thousands, undecorated
+from pipeline.grading.notation import MAX_LENGTH, canonical, compact, has_thousands, join_thousands, undecorated
 from pipeline.grading.quantities import Quantity, read_quantity, units_conflict
+from pipeline.grading.relations import (
+    ascending,
+    assigned,
+    difference,
+    interval,
+    is_label,
+    is_ordinate,
+    label_in,
+    outside,
+    set_of,
+)
+from pipeline.grading.residues import base_ten, based, residue, same_residue
+from pipeline.grading.wording import in_notation
+from pipeline.grading.wrappers import unwrapped
 
 Question = Literal["equal", "proportional", "positively_proportional"]
 Decide = Callable[[Question, str, str], bool]
-_CHOICE = re.compile(r"(?:\\text ?\{ ?)?\(([A-H])\)([ .:}].*)", re.DOTALL)  # \text{(D)} 12, (D) x+1
-_OPTION = re.compile(r"^((?:\\text ?\{ ?)?)(?:option|choice) (?=\(?[A-H]\)?(?: ?\})?$)", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:\\text ?\{ ?)?(?:\(([A-H])\)(?=[ .:}])|([A-H])(?:\)|[.:](?= )))(.*)", re.DOTALL
+)  # \text{(D)} 12, D) x+1, D: 7
+_OPTION = re.compile(r"^((?:\\text ?\{ ?)?)(?:(?:the )?(?:option|choice|answer(?: is|:)) )(?=\(?[A-H]\)?(?: ?\})?$)", re.IGNORECASE)
 _CHOICE_LETTER = re.compile(r"(?:\\text ?\{ ?)?\(?([A-H])\)? ?\}?")
 _SINGLE = re.compile(r"(?<!\\text)\{(\w)\}")
 _CODE = re.compile(r"__|[(\[] ?['\"]|[A-Za-z]{2,}\.[A-Za-z_]{3,}\(|\bimport [a-z]")  # no notation of mathematics
@@ -52,7 +66,7 @@ def undecided(question: Question, gold: str, answer: str) -> bool:
 
 def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     """Whether an answer means the same as the gold answer; both as written. May raise what `decide` raises."""
-    gold, answer = canonical(undecorated(gold)), canonical(undecorated(answer))
+    gold, answer = (canonical(undecorated(in_notation(unwrapped(text)))) for text in (gold, answer))
     if not answer or not gold:
         return False
     if _bare(gold) == _bare(answer):
@@ -71,17 +85,29 @@ def equivalent(gold: str, answer: str, decide: Decide = undecided) -> bool:
     return joined or comparison.same(read_form(gold), read_form(answer))
 
 
+def answer_key(answer: str) -> str:
+    """What answers are counted by: the exact value of a rational number, or the compact notation (at most 200 characters)."""
+    text = canonical(undecorated(in_notation(unwrapped(answer[:MAX_LENGTH]))))
+    form = read_form(join_thousands(text))
+    relation = assigned(form, lenient=True) if isinstance(form, Relation) else None
+    quantity = read_quantity(relation or (form.text if isinstance(form, Scalar) else ""))
+    value = exact.value(quantity.core) if quantity.core else None
+    if value is None or max(value.numerator.bit_length(), value.denominator.bit_length()) > 300:
+        return _bare(text)[:200]
+    return f"{value}%" if quantity.percent else str(value)
+
+
 def _chosen(answer: str) -> tuple[str, str]:
     """The letter and the value of one choice with its value, `(D) 12`; ("", answer) for any other answer; "Option A" is "A"."""
     answer = _OPTION.sub(r"\1", answer)
     choice = _CHOICE.fullmatch(answer)
-    if not choice or re.search(r"\([A-H]\)", choice.group(2)):
+    if not choice or re.search(r"\b[A-H]\)", choice[3]):
         return "", answer
-    value = choice.group(2).strip(" .:")
+    value = choice[3].strip(" .:")
     if value.count("}") > value.count("{"):
         value = value[1:] if value.startswith("}") else value.removesuffix("}")
     value = value.strip(" .:")
-    return (choice.group(1), value) if value and value[0] not in ",;=<>≤≥" else ("", answer)
+    return (choice[1] or choice[2], value) if value and value[0] not in ",;=<>≤≥" else ("", answer)
 
 
 def _letter(text: str) -> str:
@@ -145,11 +171,15 @@ class _Comparison:
         if len(missing) > MAX_MEMBERS:
             return False
         for item in missing:
-            partner = next((index for index, other in enumerate(rest) if self.same(item, other)), None)
+            partner = next((index for index, other in enumerate(rest) if self.same_member(item, other)), None)
             if partner is None:
                 return False
             del rest[partner]
         return True
+
+    def same_member(self, gold: Form, answer: Form) -> bool:
+        """Whether two members of collections are the same: a set inside a set is a member of its own, {2} is not 2."""
+        return (isinstance(gold, Members) == isinstance(answer, Members)) and self.same(gold, answer)
 
     def members_are(self, members: Members, other: Form, same_as_other: Callable[[Form], bool]) -> bool:
         """Whether a collection is what is not written as one: its only member, a bare tuple, a union of inequalities."""
@@ -173,12 +203,12 @@ class _Comparison:
         return all(self.same_scalars(f"({one[0]})*({right})", f"({other[0]})*({left})") for left, right in pairs)
 
     def same_scalars(self, gold: str, answer: str) -> bool:
-        moduli = _residue(gold), _residue(answer)
+        moduli = residue(gold), residue(answer)
         if moduli[0] or moduli[1]:
             return same_residue(moduli[0] or (exact.value(gold), None), moduli[1] or (exact.value(answer), None))
         bases = based(gold), based(answer)
         if bases[0] or bases[1]:
-            return bases[0] == bases[1] or _base_ten(*bases, gold, answer)
+            return bases[0] == bases[1] or base_ten(*bases, gold, answer)
         return self.same_quantities(read_quantity(gold), read_quantity(answer))
 
     def same_quantities(self, gold: Quantity, answer: Quantity) -> bool:
@@ -197,11 +227,11 @@ class _Comparison:
         return exact.agrees_to_its_digits(decimal, number)
 
     def same_relations(self, gold: Relation, answer: Relation) -> bool:
-        gold, answer = _ascending(gold), _ascending(answer)
+        gold, answer = ascending(gold), ascending(answer)
         if gold == answer:
             return True
         if "∈" in gold.signs + answer.signs:
-            one, other = (_set_of(relation) or interval(relation) for relation in (gold, answer))
+            one, other = (set_of(relation) or interval(relation) for relation in (gold, answer))
             return one is not None and other is not None and self.same(one, other)
         if gold.signs == answer.signs and len(gold.signs) > 1 and self._same_parts(gold, answer):
             return True
@@ -209,10 +239,10 @@ class _Comparison:
             return self.same_equations(gold, answer)
         one, other = interval(gold), interval(answer)
         if one is not None and other is not None:
-            return _label_in(gold) == _label_in(answer) and self.same(one, other)
+            return label_in(gold) == label_in(answer) and self.same(one, other)
         if len(gold.signs) == len(answer.signs) == 1 and gold.signs == answer.signs:
             question = "proportional" if gold.signs == "≠" else "positively_proportional"
-            return self.decide(question, _difference(gold), _difference(answer))
+            return self.decide(question, difference(gold), difference(answer))
         return False
 
     def _same_parts(self, gold: Relation, answer: Relation) -> bool:
@@ -220,17 +250,17 @@ class _Comparison:
 
     def same_equations(self, gold: Relation, answer: Relation) -> bool:
         labels = gold.parts[0], answer.parts[0]
-        if all(map(is_label, labels)) and (labels[0] == labels[1] or all(map(_is_ordinate, labels))):
+        if all(map(is_label, labels)) and (labels[0] == labels[1] or all(map(is_ordinate, labels))):
             return self.same(read_form(assigned(gold) or ""), read_form(assigned(answer) or ""))
         if all("(" in label and "," in label for label in labels):  # (p,q) = (3,2)
             return self._same_parts(gold, answer)
         if len(gold.signs) == len(answer.signs) == 1:
-            return self.decide("proportional", _difference(gold), _difference(answer))
+            return self.decide("proportional", difference(gold), difference(answer))
         return False
 
     def relation_means(self, relation: Relation, other: Form, lenient: bool) -> bool:
         """Whether a relation states the value or the set that the other side gives; `lenient` for the response's own label."""
-        as_set = _set_of(relation) if "∈" in relation.signs else interval(_ascending(relation)) or _outside(relation)
+        as_set = set_of(relation) if "∈" in relation.signs else interval(ascending(relation)) or outside(relation)
         if as_set is not None:
             return self.same(as_set, other)
         if not set(relation.signs) <= {"=", "≈", "≡"}:
@@ -243,135 +273,6 @@ class _Comparison:
             return True
         rounded = relation.parts[-1]
         return lenient and relation.signs[-1] == "≈" and isinstance(other, Scalar) and "." in other.text and other.text == rounded
-
-
-_LABEL = re.compile(
-    r"(?:d[a-z]/d[a-z]|\\frac\{d[a-z]?\}\{d[a-z]\}|\\text\{[^{}]*\}|\\(?!sqrt|frac|sum|prod|int|binom)[a-zA-Z]++ ?|[A-Za-z'|{}:,°ℝ]"
-    r"|_\{[^{}]*\}|_[A-Za-z0-9]|\([^()]*\)|\[[A-Za-z]+\]|\^\{?(?:-1|\*)\}?|(?<=[A-Za-z])\d)++"  # possessive: linear on any text
-)
-_ABSOLUTE = re.compile(r"\|[a-z]\|")
-_LINEAR = re.compile(r"(?:[A-Za-z0-9+\-*/_{}()|'.]|\\(?:frac|cdot|text|angle|alpha|beta|gamma|theta|lambda|mu)(?![a-zA-Z]))+")
-_BASED = re.compile(
-    r"(?:\(|\\text ?\{)?(-?[0-9][0-9A-Fa-f]*|[A-Fa-f]+[0-9][0-9A-Fa-f]*)[)}]?"
-    r"(?:_(?:\{(?:\\text\{)?(?:base\}?)?\(?(?P<braced>[0-9a-z]+)\)?\}?\}|(?P<digit>\d))|\\text\{\(?(?:in)?base-?(?P<named>[0-9a-z]*)\)?\}(?P<after>\d*))"
-)
-_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12}
-
-
-def is_label(text: str) -> bool:
-    """Whether `text` names a value, as x, f(x), |AB|, (p,q), V_1:V_2 or \\angle ABC do."""
-    return _LABEL.fullmatch(text) is not None
-
-
-def assigned(relation: Relation, lenient: bool = False) -> str | None:
-    """The value that `x = 5`, `S = a = b ≈ 0.5` or `a ≈ 0.5` states exactly, or None if the equation states none.
-
-    `lenient` also takes the value of a linear combination (m+n = 25), which for a gold answer is an equation in its own right.
-    """
-    parts, signs = relation.parts, relation.signs
-    until = signs.find("≈") + 1 if "≈" in signs else len(parts)
-    if is_label(parts[0]):
-        return parts[until - 1] if until > 1 else parts[1]
-    if signs[0] == "≈":
-        return parts[0]
-    if is_label(parts[-1]) and len(parts) == 2:
-        return parts[0]
-    if (
-        lenient
-        and len(parts) == 2
-        and exact.value(parts[0]) is not None
-        and exact.value(parts[1]) is None
-        and _LINEAR.fullmatch(parts[1])
-    ):
-        return parts[0]
-    names_value = lenient and (exact.value(parts[0]) is not None or _LINEAR.fullmatch(parts[0]))
-    return parts[until - 1] if names_value else None
-
-
-def based(text: str) -> tuple[int, int] | None:
-    """(value, base) of a number written with its base: 204_5, 204_{five}, A1_{16}."""
-    match = _BASED.fullmatch(text)
-    if not match:
-        return None
-    name = match["braced"] or match["digit"] or match["named"] or match["after"]
-    base = int(name) if name.isdigit() and len(name) < 3 else _BASE_NAMES.get(name, 0)
-    digits = match.group(1).lower()
-    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits.lstrip("-")):
-        return None
-    return int(digits, base), base
-
-
-def _residue(text: str) -> tuple[Fraction | None, int | None] | None:
-    """(3, 7) for 3 \\pmod{7}; None for what is no residue."""
-    value, mark, modulus = text.partition("\\pmod{")
-    return (exact.value(value), int(modulus[:-1])) if mark and re.fullmatch(r"[1-9]\d{0,30}\}", modulus) else None
-
-
-def same_residue(gold: tuple[Fraction | None, int | None], answer: tuple[Fraction | None, int | None]) -> bool:
-    """Whether two residues are of the same class; a missing modulus may be the other's, but then the numbers are equal."""
-    if gold[0] is None or answer[0] is None:
-        return False
-    if gold[1] is None or answer[1] is None:
-        return gold[0] == answer[0]
-    return gold[1] == answer[1] and (gold[0] - answer[0]) % gold[1] == 0
-
-
-def _base_ten(gold_base: tuple[int, int] | None, answer_base: tuple[int, int] | None, gold: str, answer: str) -> bool:
-    """A number without a base is in base ten; two different bases are different answers."""
-    if gold_base and answer_base:
-        return False
-    number, base = gold_base or answer_base or (0, 0)
-    return base == 10 and exact.value(answer if gold_base else gold) == number
-
-
-def interval(relation: Relation) -> Group | None:
-    """The interval that an ascending chain of inequalities about one label describes: a < x ≤ b is (a, b]."""
-    relation = _ascending(relation)
-    parts, signs = relation.parts, relation.signs
-    if not set(signs) <= {"<", "≤"}:
-        return None
-    if len(parts) == 3 and is_label(parts[1]):
-        low, high = read_form(parts[0]), read_form(parts[2])
-        return Group("[" if signs[0] == "≤" else "(", "]" if signs[1] == "≤" else ")", (low, high))
-    if len(parts) == 2 and _ABSOLUTE.fullmatch(parts[0]) and not is_label(parts[1]):  # |x| < 3
-        low = read_form(parts[1][1:] if parts[1].startswith("-") else "-" + parts[1])
-        return Group("[" if signs == "≤" else "(", "]" if signs == "≤" else ")", (low, read_form(parts[1])))
-    if len(parts) == 2 and is_label(parts[0]) and not is_label(parts[1]):
-        return Group("(", "]" if signs == "≤" else ")", (Scalar("-∞"), read_form(parts[1])))
-    if len(parts) == 2 and is_label(parts[1]) and not is_label(parts[0]):
-        return Group("[" if signs == "≤" else "(", ")", (read_form(parts[0]), Scalar("∞")))
-    return None
-
-
-def _outside(relation: Relation) -> Union | None:
-    """x ≠ 1 as the set of the other real numbers."""
-    if relation.signs != "≠" or not is_label(relation.parts[0]):
-        return None
-    return all_but((read_form(relation.parts[1]),))
-
-
-def _label_in(relation: Relation) -> str:
-    return next(part for part in (relation.parts[1], *relation.parts) if is_label(part)).strip("|")
-
-
-def _ascending(relation: Relation) -> Relation:
-    """The same chain with < and ≤ instead of > and ≥."""
-    if not set(relation.signs) & {">", "≥"} or set(relation.signs) & {"<", "≤"}:
-        return relation
-    return Relation(relation.parts[::-1], relation.signs[::-1].replace(">", "<").replace("≥", "≤"))
-
-
-def _set_of(relation: Relation) -> Form | None:
-    return read_form(relation.parts[1]) if relation.signs == "∈" and is_label(relation.parts[0]) else None
-
-
-def _difference(relation: Relation) -> str:
-    return f"({relation.parts[1]})-({relation.parts[0]})"
-
-
-def _is_ordinate(label: str) -> bool:
-    """y, f(x), g(t): what the graph of a function calls its height."""
-    return re.fullmatch(r"y|[fgh]\([a-z]\)", label) is not None
 
 
 def _key(form: Form) -> str:

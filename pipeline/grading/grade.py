@@ -1,9 +1,9 @@
 """The one entrance to grading: a response and the right answer in, a typed outcome out.
 
-grade() never raises on account of a response, never hangs and never executes anything from it. Policy "primemath" gives PRIME's
-verdicts: they are the reward, and the accuracy that tables show. Policy "strict" is a second reading, kept beside it in every
-row. Both are decided here, in microseconds, wherever text and exact arithmetic suffice. Only formulas go to the worker
-processes of pipeline.grading.symbolic.
+grade() never raises on account of a response, never hangs and never executes anything from it. Policy "primemath" (PRIME's
+verdicts, as the paper grades) decides the reward, the column `correct` and with it every score; "strict" decides the column
+`correct_strict` alone, a second opinion recorded beside the first (docs/grading.md). Both are decided here, in microseconds,
+wherever text and exact arithmetic suffice; only formulas go to the worker processes of pipeline.grading.symbolic.
 """
 
 from __future__ import annotations

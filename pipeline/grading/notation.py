@@ -114,6 +114,12 @@ _DECORATION = re.compile(
     r"|\\(?:[hv]phantom|tag\*?)\s*\{[^{}]*\}|[∎□■◻◼✓✔✅]"
 )
 _FONT_OF_FORMULA = re.compile(_TEXT + r"\s*(?=\{[^{}a-zA-Z]*\\[a-zA-Z]+ ?[\[{\d])")  # \mathrm{\frac12}
+_CURRENCIES = {"\\$": "USD", "\\pounds": "GBP", "\\euro": "EUR", "€": "EUR", "£": "GBP", "¥": "CNYJPY", "￥": "CNYJPY", "₹": "INR"}
+_CURRENCY = re.compile(r"\\text ?\{(\\\$|[€£¥￥₹])\}|(\\\$|[€£¥￥₹]|\\(?:pounds|euro)(?![a-zA-Z]))")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}|^([^{}]*)\\over(?![a-zA-Z])([^{}]*)$")  # TeX's own fraction
+_OPERATOR = re.compile(
+    r"\\(?:operatorname\*?|text|mathrm)\s*\{\s*(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|(?:min|max|gcd|lcm)(?=\s*\}\s*\\?[({\[\\]))\s*\}"
+)
 _TIMES_TEN = re.compile(r"(?<=\d) ?[xX] ?(?=10 ?\^)")  # 5x10^3
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
 _BASIS_VECTOR = re.compile(r"\\(?:mathbf|boldsymbol|vec|hat)\s*\{\s*(?:\\(?:hat|vec|mathbf)\s*)?\{?\s*([ijk])\s*\}?\s*\}")
@@ -136,8 +142,19 @@ _DOTTED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])")
 
 
 def undecorated(text: str) -> str:
-    """The text without sizes, fonts around formulas, marks of a proof's end and the letter x for a sign of multiplication."""
+    """The text without sizes, fonts around formulas, marks of a proof's end and the letter x for a sign of multiplication; with
+    signs of currency as names, where canonical() would drop them.
+    """
+    text = text.replace("\\#", "\\text{#}")
+    if "\\bmod" in text and "\\equiv" not in text:  # an operation, not a residue
+        text = text.replace("\\bmod", "\\text{bmod}")
+    text = _CURRENCY.sub(lambda match: "\\text{" + _CURRENCIES[match[1] or match[2]] + "}", text)
+    if text.count("$") == 1:  # no delimiter
+        text = text.replace("$", "\\text{USD}")
+    if "\\over" in text:
+        text = _OVER.sub(lambda m: f"\\frac{{{m[1] or m[3] or ''}}}{{{m[2] or m[4] or ''}}}", text)
     if "\\" in text or not text.isascii():
+        text = _OPERATOR.sub(r"\\\1 ", text)
         text = _FONT_OF_FORMULA.sub("", _DECORATION.sub("", text))
     return _TIMES_TEN.sub("*", text)
 

@@ -1,10 +1,16 @@
-"""A number with what stands around it: percent sign, degree sign, unit, multiplier in words."""
+"""A number with what stands around it: currency and percent sign, degree sign, unit, label. All of them are known, by these tables.
+
+A word that is in none of them stays with the number, which is then another answer: 7 squared is not 7, and neither is at least 7.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+
+from pipeline.grading import chinese
 
 
 @dataclass(frozen=True)
@@ -17,150 +23,159 @@ class Quantity:
 
 
 _ALIASES = {
-    "cm": "cm centimeter centimeters centimetre centimetres",
-    "mm": "mm millimeter millimeters millimetre millimetres",
-    "m": "m meter meters metre metres",
-    "km": "km kilometer kilometers kilometre kilometres",
+    "cm": "cm centimeter centimeters centimetre centimetres 厘米",
+    "mm": "mm millimeter millimeters millimetre millimetres 毫米",
+    "m": "m meter meters metre metres 米",
+    "km": "km kilometer kilometers kilometre kilometres 千米 公里",
     "in": "in inch inches",
     "ft": "ft foot feet",
     "yd": "yd yard yards",
     "mi": "mi mile miles",
-    "g": "g gram grams",
-    "kg": "kg kilogram kilograms",
-    "lb": "lb lbs pound pounds",
-    "s": "s sec secs second seconds",
-    "min": "min mins minute minutes",
-    "h": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "year years yr yrs",
-    "l": "l liter liters litre litres",
-    "ml": "ml milliliter milliliters",
-    "dollar": "dollar dollars usd",
-    "euro": "euro euros eur",
-    "yuan": "yuan rmb cny",
-    "rupee": "rupee rupees inr",
-    "cent": "cent cents",
-    "am": "am a.m",
-    "pm": "pm p.m",
-    "degree": "degree degrees deg",
-    "radian": "radian radians rad",
-    "km/h": "km/h kmh kph",
-    "m/s": "m/s",
+    "ha": "hectare hectares",
+    "acre": "acre acres",
+    "g": "g gram grams 克",
+    "mg": "mg milligram milligrams",
+    "kg": "kg kilogram kilograms 千克 公斤",
+    "t": "ton tons tonne tonnes 吨",
+    "lb": "lb lbs",
+    "oz": "oz ounce ounces",
+    "s": "s sec secs second seconds 秒",
+    "ms": "ms millisecond milliseconds",
+    "min": "min mins minute minutes 分钟",
+    "h": "h hr hrs hour hours 小时",
+    "day": "day days 天 日",
+    "week": "week weeks 周",
+    "month": "month months 月",
+    "year": "year years yr yrs yearsold 年 岁",
+    "l": "l liter liters litre litres 升",
+    "ml": "ml milliliter milliliters 毫升",
+    "gal": "gallon gallons",
+    "dollar": "dollar dollars usd 美元",
+    "euro": "euro euros eur 欧元",
+    "pound": "gbp",
+    "weight or money": "pound pounds",
+    "yuan": "yuan rmb cny 元",
+    "yen": "yen jpy",
+    "yuan or yen": "cnyjpy",
+    "rupee": "rupee rupees inr rs rs.",
+    "cent": "cent cents penny pennies",
+    "am": "am a.m a.m.",
+    "pm": "pm p.m p.m.",
+    "degree": "degree degrees deg ° 度",
+    "°C": "°C ℃ degreecelsius degreescelsius degreesc celsius",
+    "°F": "°F ℉ degreefahrenheit degreesfahrenheit degreesf fahrenheit",
+    "K": "°K kelvin kelvins",
+    "radian": "radian radians rad rads",
+    "N": "N newton newtons",
+    "J": "J joule joules",
+    "kJ": "kJ kilojoule kilojoules",
+    "W": "W watt watts",
+    "kW": "kW kilowatt kilowatts",
+    "V": "V volt volts",
+    "A": "A amp amps ampere amperes",
+    "ohm": "ohm ohms Ω",
+    "Pa": "Pa pascal pascals",
+    "Hz": "Hz hertz",
+    "mol": "mol mole moles",
+    "dB": "dB decibel decibels",
+    "bit": "bit bits",
+    "byte": "byte bytes",
+    "km/h": "kmh kph",
     "mph": "mph",
-    "": "unit units square cubic men way ways cats dogs people",
 }
-_CANONICAL = {alias: unit for unit, aliases in _ALIASES.items() for alias in aliases.split()}
-_MULTIPLIERS = {"hundred": "10^2", "thousand": "10^3", "million": "10^6", "billion": "10^9", "trillion": "10^12"}
-_MULTIPLIER = re.compile("|".join(_MULTIPLIERS))
-_PERCENT = re.compile(r"per ?cents?|percentage|%")
-_TEXT_UNIT = re.compile(
-    r"(?P<rest>.*?)/?(?:\\ )?\\text ?\{ ?(?P<unit>[^{}]*?) ?\} ?(?P<power>\^ ?(?:\{ ?-?\d+ ?\}|-?\d))?", re.DOTALL
+_THINGS = (  # plurals alone: 8 primes are counted, 8 square is not
+    "unit way person units ways cats dogs men women people children kids boys girls students teachers players teams members "
+    "friends workers guests cars buses trains books pages apples oranges eggs coins balls marbles cards boxes bags bottles "
+    "cups stones tiles pieces items objects points lines edges vertices faces sides corners triangles squares rectangles "
+    "cubes circles regions numbers integers digits solutions roots zeros zeroes factors divisors primes pairs triples "
+    "tuples sets subsets elements terms cases values functions polynomials permutations combinations arrangements outcomes "
+    "choices options paths steps moves games rounds matches trips rows columns colors colours possibilities sequences "
+    "matrices graphs trees flowers tickets candies cookies toys pencils pens chairs tables rooms seats shirts hats houses"
 )
-_PLAIN_UNIT = re.compile(
-    r"(?P<rest>.*[\d)}π!%°])(?:\*?(?P<unit>[ap]\.m|[A-Za-z]{2,}(?:/[A-Za-z]+)?(?: ?\^ ?\{?\d\}?)?|[\u4e00-\u9fff]+))\.?",
-    re.DOTALL,
+_QUALITIES = "different|distinct|total|possible|positive|ordered|integer|real|such|valid|unique|non-?negative"
+_AMBIGUOUS = {"weight or money": ("weight or money", "lb", "pound"), "yuan or yen": ("yuan or yen", "yuan", "yen")}
+_FOLDED = {alias.casefold(): unit for unit, aliases in _ALIASES.items() for alias in aliases.split()} | dict.fromkeys(
+    _THINGS.split(), ""
 )
-_DEGREE = re.compile(r"(?P<rest>.+?)°(?: ?[CFK])?")
-_PREFIX = re.compile(r"\\text ?\{([^{}]*)\}:?(?=[-+.\d(\\])")
-_CHINESE_PREFIX = re.compile(r"(?![^\d]*[不非没])[\u4e00-\u9fff]+:?(?=\d)")
-_CURRENCY = re.compile(r"(?:\\text ?\{)?(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\}?(?=\d)")
-_ABOUT = re.compile(r"(?:about|approximately|approx\.?|roughly|exactly|only) ?(?=[-\d.\\(])")
-_HEDGE = re.compile(
-    r"(?:is|are)? ?not(?!es?\b|ation|ic)|never|except|(?:.*[^a-z])?(?:more|less|greater|fewer|other) ?than"
-    r"|\(?(?:or|,) ?(?:perhaps|maybe|possibly)?(?:more|less|fewer|greater|higher|lower|[-+]?\d)"
+
+
+def _any(words: Iterable[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_POWER = r"(?:\^?\{?-?[1-9]\}?)?"
+_MEASURE = rf"(?:square|sq\.?|cubic|cu\.?|平方|立方)?(?:{_any(_FOLDED)})\.?{_POWER}"
+_MEASURES = rf"{_MEASURE}(?:(?:/|per|每){_MEASURE})*"
+_AFTERWORD = (
+    r",?(?:isthe(?:final|correct)?answer|as(?:required|desired|claimed|needed|expected)|intotal|altogether|exactly|only|inclusive"
+    r"|approximately|approx\.?|andnothingelse|left|remain(?:ing)?)\.?"
 )
-_THREE_LETTERS = re.compile(r"[a-zA-Z:]{3}")
-_INVISIBLE = re.compile(r"\\text ?\{[^{}]*\}")
-_POWER = re.compile(r" ?\^ ?\{? ?(-?\d+) ?\}?$")
-_POWER_IN_WORDS = re.compile(r"(square|sq\.?|cubic|cu\.?) ?(?=[a-z])")
+_AFTER = re.compile(
+    rf"(?P<percent>%|percents?|percentage)?(?:{_QUALITIES})*+\(?(?P<unit>{_MEASURES}|per{_MEASURE})?\)?\(?{chinese.AFTER}\)?(?:{_AFTERWORD})?"
+)
+_SUBJECT = (
+    "answer|result|total|sum|product|value|area|volume|length|width|height|perimeter|radius|distance|speed|time|age|cost|price"
+    "|probability|ratio|number|minimum|maximum"
+)
+# Repetitions are possessive (*+, ++) where a text could be cut in several ways: time stays linear in hostile ones.
+_BEFORE = re.compile(
+    rf"(?:(?:the|my|our)?(?:final|correct|required|total)?(?:{_SUBJECT})(?:isequalto|is|are|:|=|equals?)++"
+    r"|is|are|thereare|itis|about|approximately|approx\.?|roughly|around|exactly|only|just|simply|equals?|so|thus|hence|therefore"
+    rf"|[:,])*+(?:{chinese.BEFORE})*+(?P<currency>usd|eur|gbp|cnyjpy|cny|rmb|inr|jpy|rs\.?)?"
+)
+_NAMED = re.compile(rf"(?:/|per|每)?(square|sq\.?|平方|cubic|cu\.?|立方)?({_any(_FOLDED)})\.?\^?\{{?(-?[1-9])?\}}?")
+_TEXT = r"\\text ?\{[^{}]*\}"
+_HEAD = re.compile(rf"(?:{_TEXT}:?|[A-Za-z]{{2,}}+[.:]?|[\u4e00-\u9fff:]++)++ ?(?=[-+\d.\\(π|⌊⌈])")
+_TAIL = re.compile(
+    rf"(?:/? ?{_TEXT}(?: ?\^ ?\{{? ?-?\d ?\}}?)?|%|[°℃℉][CFK]?"
+    r"|(?<=[\d)}\]π!%°])\*?\(?[A-Za-z][A-Za-z.]++(?:/[A-Za-z]++)?(?:\^\{?\d\}?)?\)?|\(?[\u4e00-\u9fff]++(?:/[\u4e00-\u9fff]++)?\)?)++$"
+)
+_UNTEXTED = re.compile(r"\\text ?\{|[} *]")
+
+
+MAX_TAILS = 8  # words behind a number that are tried, from the longest
 
 
 @lru_cache(maxsize=8192)
 def read_quantity(text: str) -> Quantity:
-    """The parts of a number in compact notation; text that is not a number with a unit comes back whole."""
-    percent, unit, core = False, None, text
-    prefix = _PREFIX.match(text)
-    if prefix and _THREE_LETTERS.search(prefix.group(1)) and not _HEDGE.match(prefix.group(1).casefold()):
-        core = text[prefix.end() :]
-    core = _without_start(_CHINESE_PREFIX, core) if core[:1] >= "\u4e00" else core
-    core = _without_start(_ABOUT, core)
-    core = _without_start(_CURRENCY, core) if core[:1] in ("\\", "U", "E", "G", "C", "R", "I") else core
-    for _ in range(4):
-        if core.endswith("%") and len(core) > 1:
-            core, percent = core[:-1], True
-            continue
-        degree = _DEGREE.fullmatch(core)
-        if degree and not _is_trigonometric(core):
-            core, unit = degree["rest"], unit or "degree"
-            continue
-        stripped = _strip_unit(core)
-        if stripped is None:
+    """The parts of a number in compact notation; text that is not a number with known words around it comes back with them."""
+    core, currency, percent, unit = text, None, False, None
+    head = _HEAD.match(core)
+    known = _BEFORE.fullmatch(_plain(head.group())) if head else None
+    if head and known:
+        core, currency = core[head.end() :], known["currency"]
+    tail = _TAIL.search(core, 1)
+    for _ in range(MAX_TAILS):
+        if not tail or (known := _AFTER.fullmatch(_plain(tail.group()))):
             break
-        core, word = stripped
-        if _PERCENT.fullmatch(word):
-            percent = True
-        elif multiplier := _MULTIPLIER.match(word):
-            core = f"({core})*{_MULTIPLIERS[multiplier.group()]}"
-            unit = unit or word[multiplier.end() :].strip() or None
-        else:
-            unit = f"{word}/{unit}" if unit and text[len(core) :].count("/") == 1 else word
-    return Quantity(core, percent, unit)
+        tail = _TAIL.search(core, tail.start() + 1)
+    if tail and known and core[tail.start() - 1] not in "+-*^_=(,\\" and not (_is_trigonometric(core) and "°" in tail.group()):
+        core, percent, unit = core[: tail.start()].rstrip(" /"), bool(known["percent"]), known["unit"]
+    names = _canonical(unit) if unit else _FOLDED[currency] if currency else None
+    return Quantity(core, percent, names or None)
 
 
 def units_conflict(gold: str | None, answer: str | None) -> bool:
-    """Whether both units are known and different; a missing or an unknown unit conflicts with nothing."""
-    one, other = (_known_unit(unit.casefold()) if unit else None for unit in (gold, answer))
-    return one is not None and other is not None and one != other
+    """Whether both units are given and mean different things; `5 pounds` may be a weight or money, and ¥ two currencies."""
+    if not gold or not answer:
+        return False
+    return not set(_AMBIGUOUS.get(gold, (gold,))) & set(_AMBIGUOUS.get(answer, (answer,)))
 
 
-def _known_unit(unit: str) -> tuple[str, str] | None:
-    """A known unit and its power: ("cm", "2") for `cm^2` and `squarecentimeters`."""
-    power = _POWER.search(unit)
-    words = _POWER_IN_WORDS.match(unit)
-    base = unit[: power.start()] if power else unit[words.end() :] if words else unit
-    name = _CANONICAL.get(base, "")
-    return (name, power.group(1) if power else ("2" if words.group(1)[0] == "s" else "3") if words else "1") if name else None
+def _plain(words: str) -> str:
+    return re.sub(r"\^\{(-?\d)\}", r"^\1", _UNTEXTED.sub("", re.sub(r"\^ ?\{ ?(-?\d) ?\}", r"^\1", words))).casefold()
 
 
-def _without_start(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.match(text)
-    return text[match.end() :] if match else text
-
-
-def _strip_unit(text: str) -> tuple[str, str] | None:
-    """The text without its last unit, and the unit; None if it ends in none."""
-    match = _TEXT_UNIT.fullmatch(text) if text.endswith(("}", *"0123456789")) and "\\text" in text else None
-    if (
-        match
-        and match["rest"]
-        and match["rest"][-1] not in "+-*^_=(,"
-        and not _HEDGE.match(match["unit"].casefold())
-        and _INVISIBLE.sub("", match["rest"]).strip("/ ")
-    ):
-        return match["rest"].rstrip("/ "), match["unit"].strip(" .").casefold() + (match["power"] or "")
-    match = _PLAIN_UNIT.fullmatch(text)
-    if not match:
-        return None
-    unit = match["unit"].casefold()
-    word = _POWER.sub("", unit)
-    if (
-        word in _CANONICAL
-        or word in _MULTIPLIERS
-        or _PERCENT.fullmatch(word)
-        or word[0] > "\u4e00"
-        or (len(word) >= 4 and not _is_function(word))
-    ):
-        return match["rest"], unit
-    return None
+def _canonical(unit: str) -> str:
+    """One spelling of known units: "cm^2" for `squarecentimeters`, "m/s" for `metrespersecond`, "" for things counted."""
+    names, at = [], 0
+    while match := _NAMED.match(unit, at):
+        kind, name, exponent = match.groups()
+        power = exponent or {"s": "2", "平": "2", "c": "3", "立": "3"}.get((kind or "")[:1], "")
+        names.append(f"{_FOLDED[name]}^{power}" if power and _FOLDED[name] else _FOLDED[name])
+        at = match.end()
+    return "/".join(filter(None, names))
 
 
 def _is_trigonometric(text: str) -> bool:
     return any(name in text for name in ("sin", "cos", "tan", "cot", "sec", "csc"))
-
-
-def _is_function(word: str) -> bool:
-    return word.startswith(
-        ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arc", "theta", "alpha", "beta", "pi")
-    )

@@ -26,6 +26,9 @@ MEMORY_BYTES = 2 << 30
 CPU_GRACE_S = 15  # beyond what a parent waits for: ends a computation whose parent is gone
 PARENT_CHECK_S = 0.5
 _TOO_LARGE = re.compile(r"\d{40,}|\d{4,}\s*[})]*\s*!|[)}]\s*!|\^.*\^.*\^|\d{5,}\}?\s*\\?(?:int|sum|prod)|\^\s*\{?\s*-?\d{4,}")
+_NEEDED = re.compile(r"\\(?:int|iint|sum|prod|lim|begin)(?![a-z])")  # what our own reader cannot evaluate in every case
+_LIMITS = re.compile(r"\\(?:int|iint|sum|prod|lim|log) ?_")
+_DROPPED = re.compile(r"[_'\"`~@?#;]|\\(?:text|pmod|overline|underline|hat|vec|bar|tag|overset|underset)")
 
 
 class Decider:
@@ -42,9 +45,12 @@ class Decider:
                 return numeric.equal(gold, answer)
             return numeric.same_equation(gold, answer, positive=question == "positively_proportional")
         except NotationError:
+            if not (_NEEDED.search(gold + answer) and _readable(gold) and _readable(answer)):
+                self.rule = "unread"
+                return False
             self.rule = "math_verify"
             suffix = "=0" if question == "proportional" else "<0" if question == "positively_proportional" else ""
-            return _readable(gold) and _readable(answer) and self.verified(gold + suffix, answer + suffix)
+            return self.verified(gold + suffix, answer + suffix)
 
     def verified(self, gold: str, answer: str) -> bool:
         self.load()
@@ -75,8 +81,11 @@ def verify(gold: str, answer: str) -> bool:
 
 
 def _readable(text: str) -> bool:
-    """Whether a formula is small enough for sympy, whose time and memory nothing else bounds before the deadline."""
-    return not _TOO_LARGE.search(text) and nesting(text) <= MAX_DEPTH and text.count("|") <= 8
+    """Whether sympy may read a formula: one that is small enough, as nothing else bounds its time and memory before the deadline,
+    and that holds no sign which math-verify drops, as a prime, a subscript or a word.
+    """
+    small = not _TOO_LARGE.search(text) and nesting(text) <= MAX_DEPTH and text.count("|") <= 8
+    return small and not _DROPPED.search(_LIMITS.sub("", text))
 
 
 _LATEX = {

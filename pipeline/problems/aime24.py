@@ -6,18 +6,18 @@ its answer and its text, so that 2024-I-1 is the same problem whatever the copy.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import sha256
 from pipeline.problems.duplicates import jaccard, shingles, skeleton
 from pipeline.problems.hub import Files, fetch
+from pipeline.problems.sources import json_lines
 from pipeline.records import Problem
 from pipeline.sections import SourceSettings
 
@@ -43,7 +43,7 @@ def read_aime24(source: SourceSettings | None, record: Path | None = None) -> Ai
 
     record: as in hub.fetch.
     """
-    reference = _problems([(row["id"], row["problem"], row["answer"]) for row in _json_lines(COPY)], str(COPY))
+    reference = _problems([(row["id"], row["problem"], row["answer"]) for row in json_lines(COPY)], str(COPY))
     if source is None:
         return Aime24(reference, {"path": COPY.name, "revision": "local", "pinned": True, "sha256": {COPY.name: sha256(COPY)}})
     files = fetch("published.aime24", source, ("data/*.parquet", "*.parquet", "*.jsonl", "test.txt"), record=record)
@@ -80,7 +80,10 @@ def _recognised(problem: str, answer: str, reference: tuple[Problem, ...], where
 
 def _rows(files: Files) -> Iterator[tuple[str, str]]:
     for path in files.paths:
-        rows = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else _json_lines(path)
+        try:
+            rows = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else list(json_lines(path))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); download it again") from error
         for number, row in enumerate(rows):
             problem, answer = (
                 next((c for c in columns if row.get(c) is not None), None) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS)
@@ -89,14 +92,3 @@ def _rows(files: Files) -> Iterator[tuple[str, str]]:
                 needed = " and ".join(" or ".join(columns) for columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS))
                 raise ValueError(f"{path}: row {number} lacks {needed} (it has {', '.join(row)}); its schema has changed")
             yield str(row[problem]), str(row[answer])
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON lines ({error}); download it again") from error
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}: row {number} is {row!r:.40}, not an object with a problem; download it again")
-    return rows

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\..*)")
 REVISIONS = "revisions.json"  # no output of a rule: Snakemake removes those before it makes them again
 
 
@@ -74,6 +75,7 @@ def fetch(
             f"{name}.path: {source.path} holds no file like {' or '.join(patterns)}; the path or form is another, or the source "
             "has changed"
         )
+    _check_shards(name, paths)
     return Files(source.path, folder, tuple(paths), revision, pinned)
 
 
@@ -100,6 +102,22 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
         if paths:
             return paths
     return []
+
+
+def _check_shards(name: str, paths: Sequence[Path]) -> None:
+    """ValueError that names the missing ones of files that count themselves, as train-00000-of-00003.parquet does."""
+    shards: dict[tuple[Path, str, str, str], set[int]] = {}
+    for path in paths:
+        counted = SHARD.fullmatch(path.name)
+        if counted:
+            start, number, total, end = counted.groups()
+            shards.setdefault((path.parent, start, total, end), set()).add(int(number))
+    for (folder, start, total, end), present in shards.items():
+        missing = [f"{start}{number:0{len(total)}}-of-{total}{end}" for number in range(int(total)) if number not in present]
+        if missing:
+            raise ValueError(
+                f"{name}.path: {folder} lacks {', '.join(missing[:4])} ({len(missing)} of {int(total)} files); download it again"
+            )
 
 
 def _download(name: str, source: SourceSettings, patterns: Sequence[str], kind: str) -> Path:

@@ -43,9 +43,13 @@ class Prepared:
 def prepare(settings: ProblemSettings, directory: Path) -> dict[str, Any]:
     """Write <split>.parquet for train, evaluation and scoring, then manifest.json, below `directory`, each file atomically.
 
-    Returns the manifest.
+    Returns the manifest. ValueError where no problem is left for a split.
     """
     prepared = KINDS[settings.kind](settings, directory / REVISIONS)
+    for split in SPLITS:
+        if not prepared.splits[split]:
+            reasons = ", ".join(f"{count:+} {reason}" for reason, count in prepared.drops[split].items())
+            raise ValueError(f"no problem is left for {split} ({reasons or 'none was asked for'}); change what drops them")
     files = {}
     for split in SPLITS:
         path = directory / f"{split}.parquet"

@@ -1,7 +1,7 @@
 """Problems of kind dapo_dolci: two published data sets for training, AIME24 for evaluation and scoring, every drop accounted for.
 
-The order of the steps is the order of the manifest's drops: repeats of a prompt within a source, the same prompt in an earlier
-source, near duplicates, prompts that give away an evaluation problem, prompts that are too long.
+The order of the steps is the order of the manifest's drops: repeats of a prompt within a source, prompts that no template can take,
+the same prompt in an earlier source, near duplicates, prompts that give away an evaluation problem, prompts that are too long.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
@@ -25,7 +25,7 @@ from pipeline.problems.decontaminate import contaminated
 from pipeline.problems.duplicates import answer_key, exact_key, near_duplicates
 from pipeline.problems.hub import Files, fetch
 from pipeline.problems.sources import Source, read_source
-from pipeline.problems.template import instruct
+from pipeline.problems.template import instruct, refusal
 from pipeline.records import Problem
 from pipeline.section import SettingsError
 from pipeline.sections import PublishedProblemSettings, PublishedSettings
@@ -74,7 +74,9 @@ def published_problems(settings: PublishedProblemSettings, record: Path) -> tupl
         read_source("dolci", published.dolci, published.dolci.form, record),
     ]
     ledger = Ledger()
-    pool = _without_duplicates(_distinct_prompts(sources, ledger), published, ledger)
+    pool = _distinct_prompts(sources, ledger)
+    pool = ledger.keep(pool, pool["prompt"].map(refusal))
+    pool = _without_duplicates(pool, published, ledger)
     pool = _decontaminated(pool, held_out, published.decontamination_threshold, ledger)
     pool["prompt"] = [dress(prompt) for prompt in pool["prompt"]]
     pool = _short_enough(pool, policy, published.max_prompt_tokens, ledger)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from pipeline.problems.hub import Files, fetch
@@ -103,15 +104,43 @@ def _batches(path: Path, form: Form) -> Iterator[pa.RecordBatch]:
     wanted = [form.prompt, form.answer]
     try:
         if path.suffix in (".jsonl", ".json"):
-            table = pa.json.read_json(path)
-            _check_columns(table.schema, wanted, path)
-            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+            rows = json_lines(path)
+            while chunk := list(islice(rows, BATCH_ROWS)):
+                yield _as_batch(chunk, wanted, path)
         else:
             with pq.ParquetFile(path, pre_buffer=False) as file:
                 _check_columns(file.schema_arrow, wanted, path)
                 yield from file.iter_batches(BATCH_ROWS, columns=wanted)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}); download it again") from error
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines, numbers as the text that is written; ValueError names the file and the line.
+
+    A line ends with \\n alone (U+2028 may stand in a text); a byte order mark, \\r and blank lines are passed over.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                row = json.loads(text or "{}", parse_int=str, parse_float=str)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} is not JSON ({error}); download it again") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}: line {number} is {text:.40}, not an object with a problem; download it again")
+            if text:
+                yield row
+
+
+def _as_batch(rows: list[dict[str, Any]], wanted: list[str], path: Path) -> pa.RecordBatch:
+    """The wanted columns of some rows, whose keys may differ."""
+    outer = [column.partition(".")[0] for column in wanted]
+    batch = pa.RecordBatch.from_pylist([{name: row.get(name) for name in outer} for row in rows])
+    present = {name for row in rows for name in row}
+    types = {name: batch.schema.field(name).type if name in outer else pa.null() for name in sorted(present)}
+    _check_columns(pa.schema(list(types.items())), wanted, path)
+    return batch
 
 
 def _check_columns(schema: pa.Schema, wanted: list[str], path: Path) -> None:
@@ -134,10 +163,10 @@ def _columns(batch: pa.RecordBatch, form: Form, path: Path, first: int) -> tuple
     answer = pc.struct_field(batch.column(outer), inner) if inner else batch.column(outer)
     if _is_list(prompt.type):
         prompt = _user_messages(prompt, f"{path}: {form.prompt}", first)
-    if _is_list(answer.type):
+    while _is_list(answer.type):
         answer = _only_element(answer, f"{path}: {form.answer}", first)
-    if pa.types.is_integer(answer.type):
-        answer = answer.cast(pa.string())
+    if pa.types.is_integer(answer.type) or pa.types.is_floating(answer.type):
+        answer = pa.array([_number_text(number) for number in answer.to_pylist()], pa.string())
     for column, array in ((form.prompt, prompt), (form.answer, answer)):
         if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
             raise ValueError(
@@ -150,6 +179,13 @@ def _columns(batch: pa.RecordBatch, form: Form, path: Path, first: int) -> tuple
                 f"{path}: row {row} has an empty {column} ({pc.sum(blank).as_py()} in its batch); correct or remove it"
             )
     return prompt, answer
+
+
+def _number_text(number: float | None) -> str | None:
+    """An answer published as a number: 5 and 5.0 (an integer beside missing values) are "5"; NaN is missing."""
+    if number is None or number != number:
+        return None
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def _is_list(kind: pa.DataType) -> bool:

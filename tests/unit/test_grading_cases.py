@@ -25,18 +25,20 @@ def read_cases(name: str) -> list[dict]:
     return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("name", ["grader_cases.jsonl", "grader_variants.jsonl"])
-def test_at_least_97_percent_of_the_verdicts_are_as_expected(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["grader_cases.jsonl", "grader_variants.jsonl", "grader_hostile.jsonl", "grader_unseen.jsonl"])
+def test_at_least_99_percent_of_the_verdicts_are_as_expected(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wrong answer is accepted; of the right ones at most 1 % of the cases are not read."""
     monkeypatch.chdir(tmp_path)
     cases = read_cases(name)
-    grades = [grade(case["response"], case["gold"], "strict") for case in cases]
+    grades = [grade(case["response"], case["gold"], "strict", truncated=case["kind"] == "truncated") for case in cases]
     wrong = [
         (case["kind"], case["response"][-80:], case["gold"], result.outcome)
         for case, result in zip(cases, grades, strict=True)
         if (result.outcome == "correct") != case["expected"]
     ]
-    assert len(wrong) <= 0.03 * len(cases), wrong
-    assert max(result.seconds for result in grades) <= 5.0
+    assert len(wrong) <= 0.01 * len(cases), wrong
+    assert "correct" not in [outcome for _, _, _, outcome in wrong]
+    assert max(result.seconds for result in grades) <= 10.0  # the worker's deadline, and its imports on a loaded machine
     assert sorted(result.seconds for result in grades)[len(grades) // 2] < 1e-3
     assert list(tmp_path.iterdir()) == []
 
@@ -59,6 +61,14 @@ def test_at_least_97_percent_of_the_verdicts_are_as_expected(name: str, tmp_path
         ("-" * 900 + "5", "6"),
         ("5" + "!" * 500, "5"),
         ("1" + ",1" * 450, "1,2"),
+        ("so " * 300, "3"),
+        ("one hundred and " * 60, "3"),
+        ("area is is " * 90 + "3", "4"),
+        ("3 cm square " * 80, "3"),
+        ("3" + "不同的" * 300, "3"),
+        ("负" * 900 + "3", "3"),
+        ("(" * 300 + "forty-two", "3"),
+        ("0.33" * 200 + "...", "3"),
         (r"{1}cm" * 180, "3"),
         (r"\sin" * 300, "3"),
         (r"\alpha" * 150 + "=", "3"),
@@ -113,6 +123,32 @@ def test_verdicts_do_not_depend_on_the_wrapping(gold: str, answer: str) -> None:
     ):
         for prose in ("So \\boxed{%s}.", "\\[ \\boxed{%s} \\]\n\nThis proves it.", "Thus\nAnswer: %s<|im_end|>"):
             assert grade(prose.replace("%s", wrapped), gold, "strict").outcome == "correct", (prose, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"10^{40}", r"\sqrt{10^{80}+1}"),
+        (r"10^{25}", r"\sqrt{10^{50}+1}"),
+        (r"\pi", r"\pi+10^{-55}"),
+        ("x", r"x+10^{-50}"),
+        (r"10^{10^{10}}", r"10^{10^{10}}+1"),
+        (r"\frac{\pi}{2}", r"\arctan(10^{70})"),
+    ],
+)
+def test_what_is_lost_to_rounding_is_not_equal(gold: str, answer: str) -> None:
+    assert grade(f"\\boxed{{{answer}}}", gold, "strict").outcome == "incorrect"
+    assert grade(f"\\boxed{{{answer}}}", answer, "strict").outcome == "correct"
+
+
+def test_every_word_beside_a_number_makes_another_answer_unless_it_is_known() -> None:
+    """Pseudo-words stand for all words that no table holds."""
+    generator = random.Random(7)
+    for _ in range(300):
+        word = "".join(generator.choices("bcdfghjklmnpqrstvwxz", k=1)) + "".join(generator.choices("aeioubdfklmnprstv", k=5))
+        for answer in (f"7 {word}", f"{word} 7", f"\\text{{{word} }}7", f"7\\text{{ {word}}}", f"$7$ {word}", f"{word} $7$"):
+            for response in (f"Answer: {answer}", f"\\boxed{{{answer.replace('$', '')}}}", f"The answer is {answer}."):
+                assert grade(response, "7", "strict").outcome == "incorrect", response
 
 
 def test_a_unit_may_be_missing_but_not_differ() -> None:

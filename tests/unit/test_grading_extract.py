@@ -34,6 +34,19 @@ from pipeline.grading.extract import Extraction, extract_answer
         ("there are 3 cases with 4 choices each", None, "no_answer"),
         (r"<think>\boxed{1}</think>Answer: 2", "2", "answer_line"),
         ("", None, "no_answer"),
+        ("Answer: $42$/$5$", "42/5", "answer_line"),
+        ("Answer: 42 (= 6 \\cdot 7)", r"42 = 6 \cdot 7", "answer_line"),
+        ("Answer: 42 (forty-two)", "42 = 42", "answer_line"),
+        ("<answer> 42 </answer>", "42", "answer_tag"),
+        (r"Answer: 42 \boxed", "42", "answer_line"),
+        (r"write it in \boxed form. Answer: 42", "42", "answer_line"),
+        ("Answer: 41\nA common wrong answer: 42", "41", "answer_line"),
+        ("The answer is 41. Nobody believes the answer is 42.", "41", "answer_is"),
+        ("Twice the answer is 42.", None, "no_answer"),
+        ("The answer is 42? No.", None, "question"),
+        ("The answer is 42. Wait, that is wrong.", None, "no_answer"),
+        ("We rule out n = 42.", None, "no_answer"),
+        ("Since 41 is not even, the answer is 42.", "42", "answer_is"),
     ],
 )
 def test_what_is_extracted(response: str, text: str | None, rule: str) -> None:
@@ -53,7 +66,25 @@ def test_a_cut_off_response_keeps_its_box_and_its_answer_line(stated: str) -> No
 
 @pytest.mark.parametrize(
     "unit",
-    [r"\boxed{", r"\boxed{1} ", "answer: ", "the answer is 3, ", "is the answer ", "$", "{", " ", "a. ", "<|", "\n", "answer"],
+    [
+        r"\boxed{",
+        r"\boxed{1} ",
+        "answer: ",
+        "the answer is 3, ",
+        "is the answer ",
+        "$",
+        "{",
+        " ",
+        "a. ",
+        "<|",
+        "\n",
+        "answer",
+        "wrong answer: ",
+        "<answer>",
+        "\\boxed ",
+        "答案：",
+        "not ",
+    ],
 )
 def test_time_is_linear_in_the_length(unit: str) -> None:
     start = time.perf_counter()

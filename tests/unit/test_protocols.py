@@ -104,13 +104,13 @@ def test_what_is_not_one_whole_evaluation_is_refused(outcomes):
         evaluate_protocol([], EvaluationProtocol("avg", 8))
 
 
-@pytest.mark.parametrize("name", ["avg", "avg@0", "4xpass@8", "mean@8", "avg@8x4", "0xavg@8"])
+@pytest.mark.parametrize("name", ["avg", "avg@0", "4xpass@8", "4xmaj@8", "maj@0", "mean@8", "avg@8x4", "0xavg@8"])
 def test_an_unknown_protocol_is_refused(name):
     with pytest.raises(ValueError, match="unknown protocol"):
         EvaluationProtocol.parse(name)
 
 
-@pytest.mark.parametrize("name", ["avg@8", "4xavg@16", "pass@8"])
+@pytest.mark.parametrize("name", ["avg@8", "4xavg@16", "pass@8", "maj@8"])
 def test_a_protocol_prints_as_it_is_written(name):
     assert str(EvaluationProtocol.parse(name)) == name
 
@@ -151,4 +151,88 @@ def test_a_folder_with_a_partial_evaluation_is_refused(tmp_path: Path, outcomes)
     write_rows(tmp_path / "evals.parquet", whole)
     (tmp_path / "evals.parquet").write_bytes((tmp_path / "evals.parquet").read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"evals\.parquet is not a readable Parquet file .* delete it"):
+        summarise_folder(tmp_path, [])
+
+
+def voted(*problems: list[tuple[str | None, bool]]) -> list[dict[str, Any]]:
+    """Rows of problems, each a list of (answer, correct)."""
+    return [
+        {"policy_version": 3, "problem_id": f"p{number}", "sample": sample, "answer": answer, "correct": correct}
+        for number, votes in enumerate(problems)
+        for sample, (answer, correct) in enumerate(votes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("votes", "value"),
+    [
+        ([("7", True), ("7", True), ("8", False)], Fraction(1)),
+        ([("8", False), ("7", True), ("8", False)], Fraction(0)),
+        ([("7", True), ("8", False)], Fraction(1, 2)),
+        ([("7", True), ("8", False), ("9", False)], Fraction(1, 3)),
+        ([("8", False), ("9", False), ("7", True), ("7", True), ("9", False)], Fraction(1, 2)),
+        ([(None, False), (None, False), ("7", True)], Fraction(1)),
+        ([(None, False), (None, False)], Fraction(0)),
+    ],
+)
+def test_the_majority_is_of_answers_and_ties_are_shared(votes: list[tuple[str | None, bool]], value: Fraction) -> None:
+    protocol = EvaluationProtocol.parse(f"maj@{len(votes)}")
+    assert evaluate_protocol(voted(votes), protocol) == value
+    assert evaluate_protocol(voted(votes[::-1]), protocol) == value
+    assert evaluate_protocol(voted(votes, [("1", True)] * len(votes)), protocol) == (value + 1) / 2
+
+
+def test_one_sample_makes_the_majority_an_average_and_later_samples_do_not_vote() -> None:
+    rows = voted([("7", True), ("8", False), ("8", False)], [("1", False), ("2", True), ("2", True)])
+    assert (
+        evaluate_protocol(rows, EvaluationProtocol("maj", 1))
+        == evaluate_protocol(rows, EvaluationProtocol("avg", 1))
+        == Fraction(1, 2)
+    )
+    assert evaluate_protocol(rows, EvaluationProtocol("maj", 3)) == Fraction(1, 2)
+    with pytest.raises(ValueError, match=r"maj@4 needs samples 0\.\.3"):
+        evaluate_protocol(rows, EvaluationProtocol("maj", 4))
+
+
+def test_votes_for_one_number_are_one_vote_however_written() -> None:
+    texts = [
+        "so \\boxed{0.5}",
+        "Answer: 1/2",
+        "Answer: one half",
+        "\\boxed{\\frac{1}{2}}",
+        "so \\boxed{x = 1/2}",
+        "\\boxed{3}",
+        "no idea",
+    ]
+    rows = [sample_row(1, "p", sample, text, "1/2", "stop", 9) for sample, text in enumerate(texts)]
+    assert [row["answer"] for row in rows] == ["1/2"] * 5 + ["3", None]
+    assert evaluate_protocol(rows, EvaluationProtocol("maj", 7), verdict="correct_strict") == 1
+
+
+@pytest.mark.parametrize("verdict", [float("nan"), None, "False", "True", 2, 0.5])
+def test_what_is_no_verdict_is_not_counted_as_one(verdict: object) -> None:
+    rows = voted([("7", True), ("8", False)])
+    rows[1]["correct"] = verdict
+    for protocol in ("avg@2", "pass@1", "maj@2"):
+        with pytest.raises(ValueError, match=r"for sample 1 of problem p0; a verdict is true or false"):
+            evaluate_protocol(rows, EvaluationProtocol.parse(protocol))
+
+
+def test_more_samples_than_there_are_is_an_error_at_once(outcomes: np.ndarray) -> None:
+    rows = rows_of(outcomes[:, :8])
+    assert evaluate_protocol(rows, EvaluationProtocol("pass", 8)) == Fraction(int(outcomes[:, :8].any(axis=1).sum()), 30)
+    with pytest.raises(ValueError, match=r"pass@1000000000 needs samples .* these have 8: take k up to that"):
+        evaluate_protocol(rows, EvaluationProtocol("pass", 10**9))
+    with pytest.raises(ValueError, match=r"avg@1000000000 needs samples"):
+        evaluate_protocol(rows, EvaluationProtocol("avg", 10**9))
+    with pytest.raises(ValueError, match=r"the rows say none .* evaluate again"):
+        evaluate_protocol(rows, EvaluationProtocol("maj", 8))
+    with pytest.raises(ValueError, match=r"nan.*every verdict is needed"):
+        avg_at_k(np.array([[1.0, float("nan")]]))
+
+
+def test_verdicts_on_disk_are_booleans(tmp_path: Path, outcomes: np.ndarray) -> None:
+    rows = [row | {"step": 4, "correct": str(row["correct"])} for row in rows_of(outcomes[:, :4])]
+    write_rows(tmp_path / "evals.parquet", rows)
+    with pytest.raises(ValueError, match=r"evals\.parquet: correct holds string, not verdicts"):
         summarise_folder(tmp_path, [])

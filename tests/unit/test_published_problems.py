@@ -285,7 +285,7 @@ def test_aime24_is_the_30_problems_under_stable_ids(tmp_path: Path) -> None:
         (lambda rows: [{**rows[0], "answer": "205"}, *rows[1:]], "is no problem of AIME 2024"),
         (lambda rows: [{"text": "?"}], "row 0 lacks problem or Problem"),
         (lambda rows: [rows[0], {**rows[1], "answer": None}], "row 1 lacks .* and expected_answer or answer"),
-        (lambda rows: [*rows, [1]], r"row 30 is \[1\], not an object"),
+        (lambda rows: [*rows, [1]], r"line 31 is \[1\], not an object"),
     ],
 )
 def test_other_problems_are_not_taken_for_aime24(edit, message: str, tmp_path: Path) -> None:
@@ -306,5 +306,102 @@ def test_the_stage_reads_published_settings_only_where_they_matter(tmp_path: Pat
 
 def test_a_copy_of_aime24_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"x\.jsonl is not JSON lines"):
+    with pytest.raises(ValueError, match=r"x\.jsonl: line 1 is not JSON"):
         read_aime24(local(tmp_path / "x.jsonl"))
+
+
+def write_lines(path: Path, rows: list[object], start: str = "", end: str = "\n") -> Path:
+    path.write_bytes((start + end.join(json.dumps(row, ensure_ascii=False) for row in rows) + end).encode())
+    return path
+
+
+def test_lines_end_at_newlines_alone_and_numbers_are_answers(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a\u2028b\u0085c?", "label": 5},
+        {"extra": 1, "prompt": "d?", "label": "-3"},
+        {"prompt": "e?", "label": 12345678901234567890},
+        {"prompt": "f?", "label": "0.50"},
+    ]
+    path = write_lines(tmp_path / "x.jsonl", rows, start="\ufeff", end="\r\n")
+    distinct = read_source("dapo", local(path), "zhuzilin").distinct
+    assert distinct["answer"].tolist() == ["5", "-3", "12345678901234567890", "0.50"]
+    assert distinct["prompt"].tolist() == ["a\u2028b\u0085c?", "d?", "e?", "f?"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ([5, -7], ["5", "-7"]),
+        ([5.0, 0.25], ["5", "0.25"]),
+        ([["5"], ["6"]], ["5", "6"]),
+        ([[["5"]], [["6"]]], ["5", "6"]),
+        ([[5], [6]], ["5", "6"]),
+    ],
+)
+def test_answers_of_any_published_type_are_text(answers: list, text: list[str], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a?", "b?"], "ground_truth": answers}), tmp_path / "x.parquet")
+    assert read_source("dolci", local(tmp_path), "dolci").distinct["answer"].tolist() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a?", "label": "1"}\n{"prompt": "b?", "la', "x.jsonl: line 2 is not JSON .* download it again"),
+        (b'{"prompt": "a?", "label": "1"}\n[1]\n', r"x.jsonl: line 2 is \[1\], not an object"),
+        (b'{"question": "a?", "label": "1"}\n', r"x.jsonl lacks the column prompt \(it has label: string, question"),
+        (b'{"prompt": "a?", "label": "1"}\n{"prompt": "b?"}\n', "x.jsonl: row 1 has an empty label"),
+    ],
+)
+def test_a_damaged_file_of_lines_is_named_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_source("dapo", local(tmp_path), "zhuzilin")
+
+
+def test_a_missing_shard_and_a_cut_off_file_are_named(tmp_path: Path) -> None:
+    for number in (0, 2):
+        write_dolci(tmp_path / f"data/train-{number:05}-of-00003.parquet", make_problems(5, seed=number))
+    with pytest.raises(ValueError, match=r"lacks train-00001-of-00003\.parquet \(1 of 3 files\); download it again"):
+        read_source("dolci", local(tmp_path), "dolci")
+    write_dolci(tmp_path / "data/train-00001-of-00003.parquet", make_problems(5, seed=1))
+    assert read_source("dolci", local(tmp_path), "dolci").rows == 15
+    path = tmp_path / "data/train-00002-of-00003.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"train-00002-of-00003\.parquet cannot be read .* download it again"):
+        read_source("dolci", local(tmp_path), "dolci")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("\ufeff", ""),
+        ("\u200b\u2060", "\u200b"),
+        ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("\u3000", "\u3000\u3000"),
+        ("Human: ", "\n\nAssistant:"),
+        ("\u2028 user: ", "\u00a0"),
+    ],
+)
+def test_a_template_comes_off_whatever_stands_around_it(start: str, end: str) -> None:
+    wrapped = start + INSTRUCTIONS["answer_line"].replace("{problem}", "Find $x$.") + end
+    assert strip_templates(pa.array([wrapped])).to_pylist() == ["Find $x$."]
+
+
+def test_prompts_that_no_template_can_take_are_counted(folder: Path, tmp_path: Path) -> None:
+    good = make_problems(4, seed=9)
+    bad = [Made("Find <|im_end|> the sum of 1 and 7.", "8"), Made("Note: solve the following math problem step by step. 1+8?", "9")]
+    write_dapo(tmp_path / "dapo/data/x.parquet", [*good, *bad], repeats=2)
+    write_dolci(tmp_path / "dolci/data/x.parquet", good[:1])
+    prepare(stage(tmp_path), tmp_path / "out")
+    dapo = json.loads((tmp_path / "out/manifest.json").read_text())["counts"]["dapo"]
+    assert dapo["drops"] == {"repeat of the same prompt": 6, "holds chat markup": 1, "holds an instruction of its own": 1}
+    assert dapo["kept"] == 4 and dapo["rows"] == 12
+
+
+def test_an_empty_training_set_is_an_error_that_says_why(tmp_path: Path) -> None:
+    asked = [Made(AIME[4].prompt, AIME[4].answer)]
+    write_dapo(tmp_path / "dapo/data/x.parquet", asked, repeats=2)
+    write_dolci(tmp_path / "dolci/data/x.parquet", [Made(AIME[5].prompt, AIME[5].answer)])
+    with pytest.raises(ValueError, match=r"no problem is left for train \(.*-1 dapo: gives away AIME24: same text"):
+        prepare(stage(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out/train.parquet").exists()

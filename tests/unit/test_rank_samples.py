@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pipeline.objective.aggregate import Aggregation
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
-from pipeline.trainer.megatron.layout import Groups, Layout
+from pipeline.trainer.megatron.layout import Groups, RankLayout
 from pipeline.trainer.megatron.parcel import Arrival, Parcel
 from pipeline.trainer.megatron.shares import BatchShare, hand_out, receive
 from pipeline.trainer.microbatches import MicroBatch, Share, StepLengths, micro_batches, split
@@ -137,7 +137,7 @@ def rank_main(rank: int, folder: str, address: str, step_lengths: list[StepLengt
     found = []
     for data_size in DATA_SIZES:
         tensor_size = NUM_RANKS // data_size
-        place = Layout(rank, NUM_RANKS, tensor_size, rank % tensor_size, data_size=data_size, data_rank=rank // tensor_size)
+        place = RankLayout(rank, NUM_RANKS, tensor_size, rank % tensor_size, data_size=data_size, data_rank=rank // tensor_size)
         groups = Groups.join(place, torch.device("cpu"))
         found.append((place, groups.heads, receive(channel, groups, step_lengths, MAX_TOKENS)))
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(found))
