@@ -149,7 +149,7 @@ def rank_main(rank: int, folder: str, address: str, step_lengths: list[StepLengt
 class Delivery:
     """What every rank received, and (rank, bytes) of each message that the controller sent, for one of DATA_SIZES."""
 
-    received: list[tuple[Layout, tuple[int, ...], BatchShare]] = field(default_factory=list)
+    received: list[tuple[RankLayout, tuple[int, ...], BatchShare]] = field(default_factory=list)
     sent: list[tuple[int, int]] = field(default_factory=list)
 
 
