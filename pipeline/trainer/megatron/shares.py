@@ -5,6 +5,7 @@ controller hands each data rank's samples to the first of the ranks that share i
 broadcasts every message to the others as it comes in. So a sample leaves the controller once, arrives once at every rank that
 computes with it, passes through no rank that does not, and a message that nobody takes is noticed, and the rank named, by the
 watch that the controller keeps over every send. Messages go to the data ranks in turn: while one is passed on, the next is sent.
+The controller holds one message for each of them at a time.
 """
 
 from __future__ import annotations
