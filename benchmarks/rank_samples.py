@@ -4,12 +4,12 @@
     PYTHONPATH=. python -m benchmarks.rank_samples --data 2 --tensor 2 --ways shares
     PYTHONPATH=. python -m benchmarks.rank_samples --tokens 32768 --ways shares
 
-Samples are made up, with routes of the policy of preset full (384 bytes a token). Ranks are processes of their own, joined by gloo;
-no policy is built. `shares` is what the trainer does: hand_out, receive, and the rank's own micro-batches. `all` is what is usual:
-pickles of 256 samples to rank 0, from there to all ranks, each packs the batch and takes its own part. Memory is what a process
-needed at its peak beyond what it had before, its samples included; seconds are those until every rank has its micro-batches and
-their checksum. Both ways must end with the same micro-batches, bit for bit. The routes of the controller's samples are windows of
-one array, so it starts small. Linux alone tells the peaks.
+Samples are made up, with routes of the policy of preset full (384 bytes a token). Ranks are processes of their own, joined by
+gloo; no policy is built. `shares` is what the trainer does: hand_out, receive, and the rank's own micro-batches. `all` is what is
+usual: pickles of 256 samples to rank 0, from there to all ranks, each packs the batch and takes its own part. Memory is what a
+process needed at its peak beyond what it had before, its samples included; seconds are those until every rank has its
+micro-batches and their checksum. Both ways must end with the same micro-batches, bit for bit. The routes of the controller's
+samples are windows of one array, so it starts small. Linux alone tells the peaks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipeline.processes.hosts import free_port
 from pipeline.processes.process import Process, ProcessSpec, stop_all
 from pipeline.records import Response, RolloutBatch, Sample
 from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, RankChannel
-from pipeline.trainer.megatron.layout import Groups, Layout
+from pipeline.trainer.megatron.layout import Groups, RankLayout
 from pipeline.trainer.megatron.shares import hand_out, receive
 from pipeline.trainer.microbatches import MicroBatch, StepLengths, micro_batches
 
@@ -123,7 +123,7 @@ def rank_main(way: str, data_size: int) -> None:
     channel = RankChannel(rank)
     dist.init_process_group("gloo")
     tensor_size = num_ranks // data_size
-    place = Layout(rank, num_ranks, tensor_size, rank % tensor_size, data_size=data_size, data_rank=rank // tensor_size)
+    place = RankLayout(rank, num_ranks, tensor_size, rank % tensor_size, data_size=data_size, data_rank=rank // tensor_size)
     groups = Groups.join(place, torch.device("cpu"))
     channel.send("done", None)
     lengths: StepLengths = channel.receive()
