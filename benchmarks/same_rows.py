@@ -2,8 +2,8 @@
 
     python -m benchmarks.same_rows results/tiny OTHER_CHECKOUT/results/tiny     # status 1 if a cell differs or one side lacks it
 
-Times are left out (columns *_s). A column that one side does not have must be NaN throughout on the other: a cell has the columns of
-its method's parts. On one machine two revisions that compute the same must agree; between processors PyTorch rounds differently.
+Times are left out (columns *_s). A column that one side does not have must be NaN throughout on the other: a cell has the columns
+of its method's parts. On one machine two revisions that compute the same must agree; between processors PyTorch rounds differently.
 """
 
 from __future__ import annotations
