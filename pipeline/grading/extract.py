@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.grading.claims import NO_CLAIM, UNSURE, UNSURE_CLAIM, last_claim, unaffirming
+from pipeline.grading.stated import NO_CLAIM, UNSURE, UNSURE_CLAIM, last_claim, unaffirming
 from pipeline.grading.wording import in_notation
 from pipeline.grading.wrappers import visible
 

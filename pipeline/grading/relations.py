@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from pipeline.grading import exact
-from pipeline.grading.claims import UNSURE
 from pipeline.grading.forms import Form, Group, Relation, Scalar, Union, all_but, read_form
+from pipeline.grading.stated import UNSURE
 
 _LABEL = re.compile(
     r"(?:d[a-z]/d[a-z]|\\frac\{d[a-z]?\}\{d[a-z]\}|\\text\{[^{}]*\}|\\(?!sqrt|frac|sum|prod|int|binom)[a-zA-Z]++ ?|[A-Za-z'|{}:,°ℝ]"

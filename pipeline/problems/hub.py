@@ -105,11 +105,14 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def _check_shards(name: str, paths: Sequence[Path]) -> None:
-    """ValueError that names the missing ones of files that count themselves, as train-00000-of-00003.parquet does."""
+    """ValueError that names the missing ones of files that count themselves, as train-00000-of-00003.parquet does.
+
+    Weights count from 1 and have an index, which whoever loads them checks.
+    """
     shards: dict[tuple[Path, str, str, str], set[int]] = {}
     for path in paths:
         counted = SHARD.fullmatch(path.name)
-        if counted:
+        if counted and path.suffix != ".safetensors":
             start, number, total, end = counted.groups()
             shards.setdefault((path.parent, start, total, end), set()).add(int(number))
     for (folder, start, total, end), present in shards.items():

@@ -67,7 +67,7 @@ class StepLengths:
 
 
 @dataclass(frozen=True)
-class Share:
+class StepShare:
     """The micro-batches of an optimizer step that one data rank computes; they are dealt to data ranks in turn.
 
     own: the indices within the step of the samples of each own micro-batch.  num_micros: those of the step, over all data ranks.
@@ -79,7 +79,7 @@ class Share:
     response_lengths: NDArray[np.int32]
 
     @classmethod
-    def of(cls, lengths: StepLengths, max_tokens: int, data_rank: int = 0, data_size: int = 1) -> Share:
+    def of(cls, lengths: StepLengths, max_tokens: int, data_rank: int = 0, data_size: int = 1) -> StepShare:
         parts = split((lengths.prompts + lengths.responses).tolist(), max_tokens)
         return cls(tuple(parts[data_rank::data_size]), len(parts), lengths.responses)
 
@@ -102,7 +102,7 @@ def micro_batches(
     samples: Sequence[Sample], max_tokens: int, aggregation: Aggregation, routing_replay: bool, dtype: torch.dtype
 ) -> list[MicroBatch]:
     """The micro-batches of one optimizer step, all of them in this process."""
-    return Share.of(StepLengths.of(samples), max_tokens).micro_batches(samples, aggregation, routing_replay, dtype)
+    return StepShare.of(StepLengths.of(samples), max_tokens).micro_batches(samples, aggregation, routing_replay, dtype)
 
 
 def _micro_batch(samples: list[Sample], weights: Tensor, routing_replay: bool, dtype: torch.dtype) -> MicroBatch:

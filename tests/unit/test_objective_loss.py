@@ -77,7 +77,8 @@ def test_micro_batches_and_token_order_change_nothing(name: str, groups: list[li
     order = [[positions[j] for j in torch.randperm(len(positions), generator=generator)] for positions in order]
     parts = [part(case, positions, responses) for positions, responses in zip(order, groups, strict=True)]
     of_parts = statistics_of(of, parts)
-    assert all(abs(of_parts[part] - value) < 1e-15 for part, value in statistics.items())
+    whole, in_parts = ({part: float(value) for part, value in found.items()} for found in (statistics, of_parts))
+    assert in_parts == pytest.approx(whole, rel=0, abs=1e-15)
     total, gradient, all_terms = 0.0, torch.zeros_like(case.trainer), []
     for micro, positions in zip(parts, order, strict=True):
         leaf = micro.trainer.clone().requires_grad_()

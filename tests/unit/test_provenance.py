@@ -28,7 +28,7 @@ CONFIG = REPOSITORY / "config.yaml"
         {},
         {"preset": "full", "seeds": 3},
         {"seeds": [4, 7], "ablations": ["ablations", "figure1"]},
-        {"preset": "rehearsal", "objective": {"tis_cap": 5.0, "eps_high": 0.28}, "trainer": {"learning_rate": 1e-5}},
+        {"preset": "rehearsal", "objective": {"tis": {"cap": 5.0}, "ppo": {"eps_high": 0.28}}, "trainer": {"learning_rate": 1e-5}},
         {"ablations": True, "cells": {"stress": {"methods": ["grpo"], "lags": ["8-15"]}}},
     ],
 )

@@ -23,7 +23,7 @@ from pipeline.trainer.megatron.channel import ADDRESS, KEY, ControllerChannel, R
 from pipeline.trainer.megatron.layout import Groups, RankLayout
 from pipeline.trainer.megatron.parcel import Arrival, Parcel
 from pipeline.trainer.megatron.shares import BatchShare, hand_out, receive
-from pipeline.trainer.microbatches import MicroBatch, Share, StepLengths, micro_batches, split
+from pipeline.trainer.microbatches import MicroBatch, StepLengths, StepShare, micro_batches, split
 from tests.unit.test_megatron_channel import processes
 
 MAX_TOKENS, NUM_STEPS, NUM_RANKS, MESSAGE_BYTES = 40, 2, 6, 700
@@ -210,4 +210,4 @@ def test_a_data_rank_without_micro_batches_still_knows_the_step() -> None:
     share = BatchShare.of(made_up(), NUM_STEPS, MAX_TOKENS, 5, 6)
     assert share.samples == () and [step.num_micros for step in share.steps] == [5, 2]
     assert share.micro_batches("token_mean", True, torch.float32) == [[], []]
-    assert equal(share.steps[0], Share((), 5, lengths(made_up())[0].responses))
+    assert equal(share.steps[0], StepShare((), 5, lengths(made_up())[0].responses))

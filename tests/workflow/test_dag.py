@@ -43,7 +43,7 @@ def test_a_clean_tree_plans_every_cell_in_seconds(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--config", "objective={tis_cup: 3}"], ["objective.tis_cup", "did you mean 'objective.tis_cap'"]),
+        (["--config", "objective={tis: {cup: 3}}"], ["objective.tis.cup", "did you mean 'objective.tis.cap'"]),
         (["--config", "preset=large"], ["unknown preset 'large'"]),
         (["results/tiny/cells/grop/lag1/seed0/run.json"], ["unknown method 'grop'", "did you mean 'grpo'"]),
         (["results/tiny/cells/grpo/lag7/seed0/run.json"], ["unknown lag '7'"]),
@@ -125,7 +125,7 @@ def test_a_forced_cell_reruns_alone_with_what_depends_on_it(finished):
 
 def test_a_methods_setting_reruns_only_its_cells(finished):
     try:
-        arguments = ["--config", "objective={dppo_delta: 0.15}"]
+        arguments = ["--config", "objective={dppo: {delta: 0.15}}"]
         assert finished.planned(*arguments) == {"train_cell": 1, "score_cell": 1, **ASSEMBLY}
         assert finished.jobs("train_cell", *arguments) == ["results/tiny/cells/dppo/lag1/seed0/run.json"]
         more = finished.planned("--config", "seeds=2")

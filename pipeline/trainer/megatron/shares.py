@@ -23,21 +23,21 @@ from pipeline.records import RolloutBatch, Sample
 from pipeline.trainer.megatron.channel import ControllerChannel, RankChannel
 from pipeline.trainer.megatron.layout import Groups
 from pipeline.trainer.megatron.parcel import MESSAGE_BYTES, Arrival, Parcel
-from pipeline.trainer.microbatches import MicroBatch, Share, StepLengths
+from pipeline.trainer.microbatches import MicroBatch, StepLengths, StepShare
 
 
 @dataclass(frozen=True)
 class BatchShare:
     """What one data rank trains on. steps: its share of each optimizer step.  samples: those of all its shares, in order."""
 
-    steps: tuple[Share, ...]
+    steps: tuple[StepShare, ...]
     samples: tuple[Sample, ...]
 
     @classmethod
     def of(cls, batch: RolloutBatch, num_steps: int, max_tokens: int, data_rank: int = 0, data_size: int = 1) -> BatchShare:
         """Raises ValueError where the batch's groups cannot be split into `num_steps` equal steps."""
         parts = batch.parts(num_steps)
-        steps = tuple(Share.of(StepLengths.of(part), max_tokens, data_rank, data_size) for part in parts)
+        steps = tuple(StepShare.of(StepLengths.of(part), max_tokens, data_rank, data_size) for part in parts)
         return cls(steps, tuple(sample for share, part in zip(steps, parts, strict=True) for sample in share.chosen(part)))
 
     def micro_batches(self, aggregation: Aggregation, routing_replay: bool, dtype: torch.dtype) -> list[list[MicroBatch]]:
@@ -78,6 +78,6 @@ def receive(channel: RankChannel, groups: Groups, lengths: Sequence[StepLengths]
         if place.rank == head:
             channel.receive_into(message)
         dist.broadcast(torch.from_numpy(message), src=head, group=groups.sharing)
-    steps = tuple(Share.of(step, max_tokens, place.data_rank, place.data_size) for step in lengths)
+    steps = tuple(StepShare.of(step, max_tokens, place.data_rank, place.data_size) for step in lengths)
     channel.progress()  # so that ranks which are still waiting for samples are behind those that have theirs
     return BatchShare(steps, arrival.unpack())
