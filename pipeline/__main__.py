@@ -202,6 +202,14 @@ def sources(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 
 
 @app.command()
+def columns() -> None:
+    """Print docs/columns.md: every column of the tables that a cell leaves, with its unit and meaning."""
+    from pipeline.cell.columns_page import page
+
+    print(page(), end="")
+
+
+@app.command()
 def audit(out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("docs/audit.md")) -> None:
     """Write what the published table and curves say by arithmetic alone; reads results/reference and no run."""
     from pipeline.paper.audit.page import audit_stage

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from pipeline.artifacts import atomic_folder, read_json, sha256, sha256_of, write_json, write_rows
+from pipeline.cell.step_row import StepRow
+from pipeline.evaluation.rows import EvalRow
 from pipeline.published_weights import PublishedWeights
 from pipeline.trainer.trainer import PolicyTrainer
 
@@ -35,8 +37,8 @@ class CellState:
     """
 
     next_batch: int = 0
-    step_rows: list[dict[str, Any]] = field(default_factory=list)
-    eval_rows: list[dict[str, Any]] = field(default_factory=list)
+    step_rows: list[StepRow] = field(default_factory=list)
+    eval_rows: list[EvalRow] = field(default_factory=list)
     published: dict[int, PublishedWeights] = field(default_factory=dict)
     best: tuple[float, int] | None = None
     retained: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -57,8 +59,8 @@ def save(folder: Path, step: int, state: CellState, trainer: PolicyTrainer) -> N
         trainer.save(part / "trainer")
         for version, published in state.published.items():
             published.write(part / f"published_{version}")
-        write_rows(part / "steps.parquet", state.step_rows)
-        write_rows(part / "evals.parquet", state.eval_rows)
+        write_rows(part / "steps.parquet", [row.flat() for row in state.step_rows])
+        write_rows(part / "evals.parquet", [row.flat() for row in state.eval_rows])
         names = ("next_batch", "best", "retained", "examples", "resumed_at", "revisions", "seconds")
         content = {name: getattr(state, name) for name in names} | {"versions": sorted(state.published)}
         write_json(part / "cell.json", content | {"sha256": _digests(part)})
@@ -131,8 +133,8 @@ def _read(checkpoint: Path) -> tuple[CellState, list[int]]:
         path = checkpoint / name
         if not path.exists() or sha256(path) != expected:
             raise Damaged(f"{name} is missing or its content is not what was written")
-    state.step_rows = pq.read_table(checkpoint / "steps.parquet").to_pylist()
-    state.eval_rows = pq.read_table(checkpoint / "evals.parquet").to_pylist()
+    state.step_rows = [StepRow.of(row) for row in pq.read_table(checkpoint / "steps.parquet").to_pylist()]
+    state.eval_rows = [EvalRow.of(row) for row in pq.read_table(checkpoint / "evals.parquet").to_pylist()]
     return state, versions
 
 

@@ -68,8 +68,8 @@ def train_cell(
             begin_attempt(folder, checkpoint.newest_step(folder / "checkpoints"))
             state = _train(settings, inputs, base_policy, folder, revision, stop)
             with atomic_folder(kept) as part:
-                write_rows(part / "steps.parquet", state.step_rows)
-                write_rows(part / "evals.parquet", state.eval_rows)
+                write_rows(part / "steps.parquet", [row.flat() for row in state.step_rows])
+                write_rows(part / "evals.parquet", [row.flat() for row in state.eval_rows])
                 write_json(part / "run.json", run_record(settings, identity, state))
         hand_out(folder, results)
 
@@ -134,7 +134,7 @@ def run_record(settings: CellSettings, identity: str, state: CellState) -> dict[
         "cpu_s": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
         "peak_memory_bytes": 1024 * (own.ru_maxrss + children.ru_maxrss),
         "steps": len(state.step_rows),
-        "nonfinite_steps": [row["step"] for row in state.step_rows if not row["finite"]],
+        "nonfinite_steps": [row.step for row in state.step_rows if not row.update.finite],
         "resumed_at": state.resumed_at,
         "retained_weights": state.retained,
         "examples": state.examples,

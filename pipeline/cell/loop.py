@@ -14,22 +14,21 @@ killed and how often it was resumed change nothing (with SGLang: nothing but the
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.cell import checkpoint
 from pipeline.cell.checkpoint import CellState
+from pipeline.cell.step_row import SampleColumns, StepRow
 from pipeline.config import CellSettings
 from pipeline.evaluation.evaluate import Evaluation
+from pipeline.evaluation.rows import EvalRow
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.processes.stop import PlannedStop, Stop
-from pipeline.records import Problem, RolloutBatch, Sample
+from pipeline.records import Problem, RolloutBatch
 from pipeline.rollout.collector import Collector
 from pipeline.rollout.engine import RolloutEngine
 from pipeline.rollout.schedule import Schedule
@@ -58,7 +57,7 @@ class CellLoop:
         engine: RolloutEngine,
         trainer: PolicyTrainer,
         state_folder: Path,
-        report: Callable[[dict[str, Any], list[dict[str, Any]]], None],
+        report: Callable[[StepRow, list[EvalRow]], None],
         revision: str = "unknown",
         stop: Stop | None = None,
     ) -> None:
@@ -127,21 +126,21 @@ class CellLoop:
         with self._timed("train"):
             rows = zip(rollouts.parts(m), self.trainer.train_batch(rollouts, m, generating), strict=True)
             for position, (samples, update) in enumerate(rows):
-                row: dict[str, Any] = update.flat()
                 step = self.trainer.version - 1  # the version that this step trained, of which the lag is measured
                 assert step == rollouts.index * m + position, (step, rollouts.index, position)
                 published = self.state.newest.version
-                row |= sample_columns(samples, step, rollouts.group_size)
-                row |= {
-                    "step": step,
-                    "batch": rollouts.index,
-                    "first_of_batch": position == 0,
-                    "published_version": published,
-                    "publish_debt": step - published,
-                    "generate_s": rollouts.generate_s / m,
-                    "wait_s": wait_s if position == 0 else 0.0,
-                    "publish_s": 0.0,
-                }
+                row = StepRow(
+                    update=update,
+                    samples=SampleColumns.of(samples, step, rollouts.group_size),
+                    step=step,
+                    batch=rollouts.index,
+                    first_of_batch=position == 0,
+                    published_version=published,
+                    publish_debt=step - published,
+                    generate_s=rollouts.generate_s / m,
+                    wait_s=wait_s if position == 0 else 0.0,
+                    publish_s=0.0,
+                )
                 self.state.step_rows.append(row)
                 self.report(row, self.state.eval_rows)
 
@@ -150,12 +149,12 @@ class CellLoop:
             published = self.trainer.publish()
             self.state.published[published.version] = published
             self.engine.load(published)
-        self.state.step_rows[-1]["publish_s"] = self.last_s["publish"]
+        self.state.step_rows[-1] = replace(self.state.step_rows[-1], publish_s=self.last_s["publish"])
 
     def _request_evaluation(self) -> None:
         """Ask for the evaluation of the newest version once it is due; a version is generated once."""
         version = self.state.newest.version
-        done = any(row["policy_version"] == version for row in self.state.eval_rows[-1:])
+        done = any(row.sample.policy_version == version for row in self.state.eval_rows[-1:])
         if self.evaluation is None and not done and self.schedule.evaluation_steps(version):
             self.evaluation = Evaluation(
                 self.engine, self.inputs.tokenizer, self.inputs.evaluation, self.settings, version, "evaluation"
@@ -170,8 +169,8 @@ class CellLoop:
             rows = self.evaluation.rows()
         version = self.evaluation.version
         for number, step in enumerate(self.schedule.evaluation_steps(version)):
-            self.state.eval_rows += [{"step": step, "repeated": number > 0, **row} for row in rows]
-        score = sum(row["correct"] for row in rows) / len(rows)
+            self.state.eval_rows += [EvalRow(row, step, repeated=number > 0) for row in rows]
+        score = sum(row.correct for row in rows) / len(rows)
         if self.state.best is None or score > self.state.best[0]:
             self.state.best = score, version
             self._retain("best", version)
@@ -216,25 +215,3 @@ class CellLoop:
         elapsed = time.perf_counter() - started
         self.last_s[activity] = elapsed
         self.state.seconds[activity] = self.state.seconds.get(activity, 0.0) + elapsed
-
-
-def sample_columns(samples: Sequence[Sample], step: int, group_size: int) -> dict[str, Any]:
-    """The columns of a step that follow from its samples: lags by token (step minus the engine's stamp), rewards, lengths."""
-    lags: Counter[int] = Counter()
-    for sample in samples:
-        lags.update((step - sample.response.policy_version).tolist())
-    rewards = [sample.reward for sample in samples]
-    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
-    num_tokens = sum(lags.values())
-    return {
-        "lag_mean": sum(lag * count for lag, count in lags.items()) / num_tokens,
-        "lag_min": min(lags),
-        "lag_max": max(lags),
-        "lag_histogram": json.dumps({str(lag): lags[lag] for lag in sorted(lags)}),
-        "reward_mean": sum(rewards) / len(rewards),
-        "zero_variance_share": sum(len(set(group)) == 1 for group in groups) / len(groups),
-        "response_length_mean": num_tokens / len(samples),
-        "truncated_share": sum(sample.response.finish_reason == "length" for sample in samples) / len(samples),
-        "num_responses": len(samples),
-        "num_tokens": num_tokens,
-    }

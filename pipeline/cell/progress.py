@@ -12,7 +12,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from pipeline.artifacts import Cell, read_json, write_json
+from pipeline.cell.step_row import StepRow
 from pipeline.config import CellSettings, fingerprint
+from pipeline.evaluation.rows import EvalRow
 
 _WRITE_EVERY_S = 1.0
 _LOG_EVERY_S = 15.0
@@ -36,11 +38,11 @@ class CellProgress:
         self._evaluated: int | None = None
         self._events = EventFileWriter(str(folder / "tensorboard"))
 
-    def __call__(self, row: dict[str, Any], eval_rows: list[dict[str, Any]]) -> None:
-        step, now = row["step"], time.time()
+    def __call__(self, row: StepRow, eval_rows: list[EvalRow]) -> None:
+        step, now = row.step, time.time()
         if self._first_step is None:
             self._first_step = step
-        self._rewards.append(row["reward_mean"])
+        self._rewards.append(row.samples.reward_mean)
         self._write_events(row, eval_rows)
         if now - self._written > _WRITE_EVERY_S or step == self.steps - 1:
             self._written = now
@@ -54,12 +56,12 @@ class CellProgress:
                 flush=True,
             )
 
-    def _snapshot(self, row: dict[str, Any], eval_rows: list[dict[str, Any]], now: float) -> dict[str, Any]:
-        done = row["step"] + 1
+    def _snapshot(self, row: StepRow, eval_rows: list[EvalRow], now: float) -> dict[str, Any]:
+        done = row.step + 1
         rate = (done - (self._first_step or 0)) / max(now - self.started, 1e-9)
         recent = self._rewards[-10:]
-        last_version = eval_rows[-1]["policy_version"] if eval_rows else None
-        last = [r["correct"] for r in eval_rows if r["policy_version"] == last_version and not r["repeated"]]
+        last_version = eval_rows[-1].sample.policy_version if eval_rows else None
+        last = [r.sample.correct for r in eval_rows if r.sample.policy_version == last_version and not r.repeated]
         return {
             "method": self.cell.method,
             "lag": self.cell.lag,
@@ -68,22 +70,22 @@ class CellProgress:
             "step": done,
             "steps": self.steps,
             "reward": sum(recent) / len(recent),
-            "mismatch": row["mismatch"],
+            "mismatch": row.update.diagnostics["mismatch"],
             "accuracy": sum(last) / len(last) if last else None,
-            "lag_mean": row["lag_mean"],
+            "lag_mean": row.samples.lag_mean,
             "seconds": self._earlier_s + now - self.started,
             "updated": now,
             "seconds_left": (self.steps - done) / rate,
         }
 
-    def _write_events(self, row: dict[str, Any], eval_rows: list[dict[str, Any]]) -> None:
-        values = {k: float(v) for k, v in row.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-        if eval_rows and eval_rows[-1]["policy_version"] != self._evaluated:
-            self._evaluated = eval_rows[-1]["policy_version"]
-            fresh = [r["correct"] for r in eval_rows if r["policy_version"] == self._evaluated and not r["repeated"]]
+    def _write_events(self, row: StepRow, eval_rows: list[EvalRow]) -> None:
+        values = {k: float(v) for k, v in row.flat().items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        if eval_rows and eval_rows[-1].sample.policy_version != self._evaluated:
+            self._evaluated = eval_rows[-1].sample.policy_version
+            fresh = [r.sample.correct for r in eval_rows if r.sample.policy_version == self._evaluated and not r.repeated]
             values["evaluation_accuracy"] = sum(fresh) / len(fresh)
         summary = Summary(value=[Summary.Value(tag=f"cell/{name}", simple_value=value) for name, value in values.items()])
-        self._events.add_event(Event(wall_time=time.time(), step=row["step"], summary=summary))
+        self._events.add_event(Event(wall_time=time.time(), step=row.step, summary=summary))
 
     def close(self) -> None:
         self._events.close()

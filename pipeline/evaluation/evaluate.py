@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import CellSettings
-from pipeline.evaluation.rows import sample_row
+from pipeline.evaluation.rows import SampleRow, sample_row
 from pipeline.policy.tokenizer import Tokenizer
 from pipeline.records import Problem, Request, SamplingKey
 from pipeline.rollout.collector import grade_response
@@ -48,8 +48,8 @@ class Evaluation:
         """Return once the responses are generated; `check` may end the wait by raising."""
         awaited(self._future, check)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per response (see `sample_row`), in order of problem and sample."""
+    def rows(self) -> list[SampleRow]:
+        """One row per response, in order of problem and sample."""
         rows = []
         for position, response in enumerate(self._future.result().responses):
             problem = self.problems[position // self.num_samples]
@@ -69,14 +69,14 @@ class Evaluation:
             )
         return rows
 
-    def examples(self, count: int, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def examples(self, count: int, rows: Sequence[SampleRow]) -> list[dict[str, Any]]:
         """The first response to each of `count` problems spread over the set, and at most two more on which the grading policies
         differ, as text, for the report; `rows` are those of `rows()`.
         """
         responses = self._future.result().responses
         stride = max(1, len(self.problems) // count)
         chosen = [index * self.num_samples for index in range(0, len(self.problems), stride)[:count]]
-        differing = [position for position, row in enumerate(rows) if row["correct"] != row["correct_strict"]]
+        differing = [position for position, row in enumerate(rows) if row.correct != row.correct_strict]
         chosen += [position for position in differing if position not in chosen][:2]
         examples = []
         for position in chosen:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.config import CellSettings
 from pipeline.evaluation.lm_eval_run import LmEvalRun, lm_eval_command, sample_log, score_rows, write_tasks
+from pipeline.evaluation.rows import SampleRow, ScoreRow
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY, read_aime24
 from pipeline.problems.prepare import read_problems
@@ -62,7 +63,7 @@ def lm_eval_rows(
                 )
                 by_version[version] = _evaluate(run, python, {path: [p.id for p in content] for path, content in contents.items()})
             for path in problems:
-                rows[path] += [{"checkpoint": checkpoint, **row} for row in by_version[version][path]]
+                rows[path] += [ScoreRow(SampleRow(**row), checkpoint).flat() for row in by_version[version][path]]
     finally:
         engine.close()
     return rows

@@ -10,6 +10,7 @@ from pipeline.config import CellSettings, operated
 from pipeline.engines import rollout_engine
 from pipeline.evaluation.evaluate import Evaluation
 from pipeline.evaluation.lm_eval_score import lm_eval_rows
+from pipeline.evaluation.rows import ScoreRow
 from pipeline.policy.cpu import configure_cpu
 from pipeline.policy.tokenizer import read_tokenizer
 from pipeline.problems.aime24 import COPY
@@ -59,7 +60,7 @@ def _score(settings: CellSettings, base_policy: Path, parts: list[tuple[str, Pub
         for name, published, problems, purpose in parts:
             engine.load(published)
             evaluation = Evaluation(engine, tokenizer, problems, settings, published.version, purpose)
-            rows += [{"checkpoint": name, **row} for row in evaluation.rows()]
+            rows += [ScoreRow(row, name).flat() for row in evaluation.rows()]
     finally:
         engine.close()
     return rows

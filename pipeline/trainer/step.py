@@ -184,7 +184,7 @@ def _update(
 ) -> Update:
     """The row of a step. values: what the Controls measured; None: the step was left before them, a number was not finite."""
     diagnostics = step_diagnostics(totals.terms, recipe) | dict(values or {})
-    return Update(totals.loss, grad_norm, finite=values is not None, skipped=skipped, diagnostics=diagnostics)
+    return Update(diagnostics, totals.loss, grad_norm, skipped=skipped, finite=values is not None, train_s=0.0)
 
 
 def _step_statistics(engine: StepEngine, recipe: Recipe, micros: Sequence[MicroBatch], num_micros: int) -> dict[str, Tensor]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.columns import column, values_of_row
+
 
 @dataclass(frozen=True)
 class Update:
-    """loss: of the whole step.  grad_norm: before the clip.  finite: whether both and all log-probs are numbers.  skipped: whether
-    the weights stayed, because a value was not finite or a part of the method said so.  diagnostics: by the names of `columns_of`
-    (objective/diagnostics.py).  train_s: seconds, with its share of what precedes the first step of its rollout batch.
-    """
+    """diagnostics: the values of the method's own columns, `columns_of` in objective/diagnostics.py."""
 
-    loss: float
-    grad_norm: float
-    finite: bool
-    skipped: bool
     diagnostics: Mapping[str, float]
-    train_s: float = 0.0
+    loss: float = column("1", "of the whole step, with reference KL and entropy bonus")
+    grad_norm: float = column("1", "of the gradient, before it is clipped")
+    skipped: bool = column("", "whether the weights stayed: a value was not finite, or a part of the method said so")
+    finite: bool = column("", "whether loss, gradient and all log-probs are numbers")
+    train_s: float = column("s", "of this step in the trainer, with its share of what precedes its rollout batch's first")
 
     def flat(self) -> dict[str, float]:
         """One entry a column."""
-        own = {"loss": self.loss, "grad_norm": self.grad_norm, "skipped": self.skipped, "finite": self.finite}
-        return {**own, **self.diagnostics, "train_s": self.train_s}
+        own = values_of_row(self)
+        train_s = own.pop("train_s")
+        return {**own, **self.diagnostics, "train_s": train_s}

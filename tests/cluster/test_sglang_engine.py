@@ -198,12 +198,12 @@ def test_the_loop_trains_over_it_with_the_lags_of_the_closed_form(
     state = run.run()
     engine.generate([], run.collector.sampling).result(600)  # the last version is published once this is answered
     schedule = Schedule.of(settings)
-    assert [(row["lag_min"], row["lag_max"]) for row in state.step_rows] == [(schedule.lag(i),) * 2 for i in range(10)]
+    assert [(row.samples.lag_min, row.samples.lag_max) for row in state.step_rows] == [(schedule.lag(i),) * 2 for i in range(10)]
     assert [row.version for row in engine.publications[published:]] == {"1": list(range(11)), "8": [0, 8]}[lag]
-    assert state.step_rows[0]["mismatch"] < 1e-4  # equal weights: the rest is float32 rounding
+    assert state.step_rows[0].update.diagnostics["mismatch"] < 1e-4  # equal weights: the rest is float32 rounding
     if lag == "8":  # step 8 has lag 8, step 9 lag 1
-        assert state.step_rows[9]["mismatch"] < state.step_rows[8]["mismatch"]
-    assert not any(row["skipped"] for row in state.step_rows)
+        assert state.step_rows[9].update.diagnostics["mismatch"] < state.step_rows[8].update.diagnostics["mismatch"]
+    assert not any(row.update.skipped for row in state.step_rows)
 
 
 def test_a_rank_that_is_killed_while_rollouts_are_generated_ends_the_loop(

@@ -17,8 +17,10 @@ import torch
 from pipeline.artifacts import Cell
 from pipeline.cell import checkpoint
 from pipeline.cell.loop import CellInputs, CellLoop
+from pipeline.cell.step_row import StepRow
 from pipeline.config import CellSettings, load_settings
 from pipeline.engines import rollout_engine
+from pipeline.evaluation.rows import EvalRow
 from pipeline.grading.grade import Grade
 from pipeline.objective.methods import METHODS
 from pipeline.objective.step_columns import COMMON
@@ -73,8 +75,8 @@ def run(
 ) -> tuple[CellLoop, TorchTrainer]:
     """Run a cell; at step `end_at` it is killed, or where there is a `stop` told to stop."""
 
-    def report(row: dict[str, Any], _evals: list) -> None:
-        if row["step"] != end_at:
+    def report(row: StepRow, _evals: list[EvalRow]) -> None:
+        if row.step != end_at:
             return
         if stop is None:
             raise Killed
@@ -92,11 +94,13 @@ def run(
 
 def assert_equal_runs(one: tuple[CellLoop, TorchTrainer], other: tuple[CellLoop, TorchTrainer]) -> None:
     """Bit for bit: weights (which have moved), every diagnostic, every evaluation row, the retained versions."""
-    assert all(row["grad_norm"] > 0.0 for row in one[0].state.step_rows)
+    assert all(row.update.grad_norm > 0.0 for row in one[0].state.step_rows)
     for name, tensor in one[1].publish().weights.items():
         assert torch.equal(tensor, other[1].publish().weights[name]), name
     timings = {"train_s", "generate_s", "wait_s", "publish_s"}
-    for mine, theirs in zip(one[0].state.step_rows, other[0].state.step_rows, strict=True):
+    rows = ([row.flat() for row in cell_run.state.step_rows] for cell_run, _ in (one, other))
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine.keys() == theirs.keys()
         for name in mine.keys() - timings:
             assert mine[name] == theirs[name] or (mine[name] != mine[name] and theirs[name] != theirs[name]), name
     assert one[0].state.eval_rows == other[0].state.eval_rows
@@ -105,8 +109,12 @@ def assert_equal_runs(one: tuple[CellLoop, TorchTrainer], other: tuple[CellLoop,
     assert shas[0] == shas[1]
 
 
+def mismatch(row: StepRow) -> float:
+    return row.update.diagnostics["mismatch"]
+
+
 def realised_lags(cell_run: CellLoop) -> list[tuple[int, int]]:
-    return [(row["lag_min"], row["lag_max"]) for row in cell_run.state.step_rows]
+    return [(row.samples.lag_min, row.samples.lag_max) for row in cell_run.state.step_rows]
 
 
 @pytest.mark.parametrize("lag", ["0", "1", "8", "8-15"])
@@ -117,9 +125,9 @@ def test_realised_lags_are_the_schedules(lag, inputs, tmp_path):
     assert realised_lags(cell_run) == [(Schedule.of(settings).lag(step),) * 2 for step in range(steps)]
     assert trainer.version == steps == len(cell_run.state.step_rows)
     for row in cell_run.state.step_rows:
-        histogram = json.loads(row["lag_histogram"])
-        assert sum(histogram.values()) == row["num_tokens"] and list(histogram) == [str(row["lag_min"])]
-        assert row["publish_debt"] == row["step"] - row["published_version"]
+        histogram = json.loads(row.samples.lag_histogram)
+        assert sum(histogram.values()) == row.samples.num_tokens and list(histogram) == [str(row.samples.lag_min)]
+        assert row.publish_debt == row.step - row.published_version
 
 
 @pytest.mark.parametrize("method", ["sat-gspo-r3", "grpo-tis"])
@@ -161,7 +169,7 @@ def test_the_denominator_of_the_generating_weights_survives_a_kill(inputs, tmp_p
     with pytest.raises(Killed):
         run(settings, inputs, tmp_path / "killed", 10)
     assert_equal_runs(whole, run(settings, inputs, tmp_path / "killed"))
-    drift = [row["ratio_mean"] for row in whole[0].state.step_rows]
+    drift = [row.update.diagnostics["ratio_mean"] for row in whole[0].state.step_rows]
     assert drift[0] == 1.0 and all(value != 1.0 for value in drift[1:8])
 
 
@@ -178,12 +186,12 @@ def test_evaluation_does_not_touch_training(inputs, tmp_path):
     often = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 1}), inputs, tmp_path / "often")
     once = run(cell("grpo", "1", evaluation={**SMALL["evaluation"], "interval": 6}), inputs, tmp_path / "once")
     assert len(once[0].state.eval_rows) == 5 * 2 and len(often[0].state.eval_rows) == 6 * 5 * 2
-    assert [r["mismatch"] for r in often[0].state.step_rows] == [r["mismatch"] for r in once[0].state.step_rows]
+    assert [mismatch(row) for row in often[0].state.step_rows] == [mismatch(row) for row in once[0].state.step_rows]
 
 
 def test_a_version_is_evaluated_once_and_then_repeated(inputs, tmp_path):
     cell_run, _ = run(cell("grpo", "8", trainer={"steps": 16, "checkpoint_interval": 99}), inputs, tmp_path)
-    points = {row["step"]: (row["policy_version"], row["repeated"]) for row in cell_run.state.eval_rows}
+    points = {row.step: (row.sample.policy_version, row.repeated) for row in cell_run.state.eval_rows}
     assert points == {
         1: (0, False),
         3: (0, True),

@@ -31,7 +31,6 @@ class StoredNumber:
 def folder(tmp_path):
     for step in (3, 6):
         state = CellState(next_batch=step, published={step: PublishedWeights(step, {"w": torch.ones(1)})})
-        state.step_rows = state.eval_rows = [{"step": step}]
         checkpoint.save(tmp_path / "checkpoints", step, state, StoredNumber(step))  # type: ignore[arg-type]
     return tmp_path
 

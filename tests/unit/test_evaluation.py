@@ -50,10 +50,8 @@ def evaluation(versions: list[int]) -> Evaluation:
 
 def test_every_row_names_the_version_and_each_problem_has_every_sample() -> None:
     rows = evaluation([40] * 4).rows()
-    assert [(row["policy_version"], row["problem_id"], row["sample"]) for row in rows] == [
-        (40, i, s) for i in "ab" for s in range(8)
-    ]
-    assert [row["correct"] for row in rows] == [True] * 8 + [False] * 8
+    assert [(row.policy_version, row.problem_id, row.sample) for row in rows] == [(40, i, s) for i in "ab" for s in range(8)]
+    assert [row.correct for row in rows] == [True] * 8 + [False] * 8
 
 
 @pytest.mark.parametrize("versions", [[40, 40, 40, 41], [39, 39, 39, 39]])

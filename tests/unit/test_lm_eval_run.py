@@ -98,7 +98,7 @@ def test_recorded_log_becomes_the_rows_that_its_responses_are_worth():
     texts = [(entry["doc"]["answer"], text) for entry in entries for text in entry["resps"][0]]
     for row, (answer, text) in zip(rows, texts, strict=True):
         again = sample_row(540, row["problem_id"], row["sample"], text, answer, row["finish_reason"], row["length"])
-        assert row == again
+        assert row == again.flat()
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     for verdict, metric in (("correct", "avg_at_k"), ("correct_strict", "avg_at_k_strict")):
         logged = sum(Fraction(round(16 * entry[metric]), 16) for entry in entries) / 3

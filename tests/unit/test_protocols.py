@@ -118,12 +118,12 @@ def test_a_protocol_prints_as_it_is_written(name):
 def test_a_row_says_where_the_strict_policy_disagrees():
     """primemath accepts an answer a hundred times too large, strict does not; a cut-off response needs a box for either."""
     scaled = sample_row(40, "p", 0, "so \\boxed{20400}", "204", "stop", 9)
-    assert (scaled["correct"], scaled["correct_strict"], scaled["outcome"]) == (True, False, "correct")
+    assert (scaled.correct, scaled.correct_strict, scaled.outcome) == (True, False, "correct")
     plain = sample_row(40, "p", 1, "so \\boxed{204}", "204", "stop", 9)
-    assert (plain["correct"], plain["correct_strict"]) == (True, True)
+    assert (plain.correct, plain.correct_strict) == (True, True)
     cut = sample_row(40, "p", 2, "the answer is 204", "204", "length", 9)
-    assert (cut["correct"], cut["correct_strict"], cut["outcome"]) == (False, False, "no_answer")
-    summary = summarise("x", [scaled, plain, cut])
+    assert (cut.correct, cut.correct_strict, cut.outcome) == (False, False, "no_answer")
+    summary = summarise("x", [row.flat() for row in (scaled, plain, cut)])
     assert summary.disagreements == 1 and summary.no_answer == summary.truncated == Fraction(1, 3)
     assert summary.primemath["avg@3"] == Fraction(2, 3) and summary.strict["avg@3"] == Fraction(1, 3)
 
@@ -204,7 +204,7 @@ def test_votes_for_one_number_are_one_vote_however_written() -> None:
         "\\boxed{3}",
         "no idea",
     ]
-    rows = [sample_row(1, "p", sample, text, "1/2", "stop", 9) for sample, text in enumerate(texts)]
+    rows = [sample_row(1, "p", sample, text, "1/2", "stop", 9).flat() for sample, text in enumerate(texts)]
     assert [row["answer"] for row in rows] == ["1/2"] * 5 + ["3", None]
     assert evaluate_protocol(rows, EvaluationProtocol("maj", 7), verdict="correct_strict") == 1
 

@@ -77,7 +77,7 @@ def process_results(doc: dict[str, Any], results: list[list[Generated]]) -> dict
         for sample, text in enumerate(results[0])
     ]
     k = len(rows)
-    correct, strict = ([row[verdict] for row in rows] for verdict in ("correct", "correct_strict"))
+    correct, strict = ([getattr(row, verdict) for row in rows] for verdict in ("correct", "correct_strict"))
     return {
         "avg_at_k": sum(correct) / k,
         "pass_at_k": float(any(correct)),
@@ -87,7 +87,7 @@ def process_results(doc: dict[str, Any], results: list[list[Generated]]) -> dict
         "no_answer": sum(row["outcome"] == "no_answer" for row in rows) / k,
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / k,
         "policy_version": [row["policy_version"] for row in rows],
-        "samples": rows,
+        "samples": [row.flat() for row in rows],
     }
 
 
