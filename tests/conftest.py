@@ -16,6 +16,7 @@ TOGETHER = ("workflow", "engines")  # folders whose tests share what takes long 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for every process that a test starts
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.pluginmanager.hasplugin("xdist"):
         return

@@ -84,9 +84,9 @@ def process_results(doc: dict[str, Any], results: list[list[Generated]]) -> dict
         "avg_at_k_strict": sum(strict) / k,
         "pass_at_k_strict": float(any(strict)),
         "disagreements": sum(one != other for one, other in zip(correct, strict, strict=True)),
-        "no_answer": sum(row["outcome"] == "no_answer" for row in rows) / k,
-        "truncated": sum(row["finish_reason"] == "length" for row in rows) / k,
-        "policy_version": [row["policy_version"] for row in rows],
+        "no_answer": sum(row.outcome == "no_answer" for row in rows) / k,
+        "truncated": sum(row.finish_reason == "length" for row in rows) / k,
+        "policy_version": [row.policy_version for row in rows],
         "samples": [row.flat() for row in rows],
     }
 
