@@ -85,7 +85,7 @@ def test_bombs_and_code_are_neither_run_nor_accepted(
     start = time.perf_counter()
     for response in (f"\\boxed{{{answer}}}", f"Answer: {answer}"):
         assert grade(response, gold, policy).outcome in ("incorrect", "no_answer", "timeout")
-    assert time.perf_counter() - start <= 10.0
+    assert time.perf_counter() - start <= 30.0  # each response has a deadline of its own
     assert list(tmp_path.iterdir()) == []
 
 

@@ -49,9 +49,9 @@ def test_value(text: str, number: Fraction | int) -> None:
     [r"\sqrt{2}", r"\pi", "x", "1/0", "9^{9^9}", "100000!", r"\sum_{i=1}^{2000}\sum_{j=1}^{2000} ij", "2 3", "(1", "", "1" * 5000],
 )
 def test_what_is_no_small_rational_number_has_no_value(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone: a busy machine is no fault of the grader
     assert value(canonical(text)) is None
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 @given(st.fractions(max_denominator=10**6))

@@ -87,6 +87,6 @@ def test_a_cut_off_response_keeps_its_box_and_its_answer_line(stated: str) -> No
     ],
 )
 def test_time_is_linear_in_the_length(unit: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     extract_answer(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0

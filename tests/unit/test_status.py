@@ -15,10 +15,13 @@ from pipeline.cell.failure import FailureRecord
 from pipeline.cell.heartbeat import HEARTBEAT, STALE_S, Heartbeat, alive
 from pipeline.cell.progress import CellProgress
 from pipeline.cell.status import cell_states, run_settings, show_status
+from pipeline.cell.step_row import SampleColumns, StepRow
 from pipeline.config import Settings, fingerprint, load_settings
 from pipeline.dag import write_stage_settings
+from pipeline.evaluation.rows import EvalRow, SampleRow
 from pipeline.planning.plan import _finished_runs
 from pipeline.results.runs import read_results
+from pipeline.trainer.update import Update
 from tests.unit.synthetic_results import World, cells, write_cell
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,13 +39,15 @@ def settings(tmp_path, monkeypatch) -> Settings:
     return read
 
 
-def row(step: int) -> dict:
-    values = {"reward_mean": 0.25 * (step % 2), "mismatch": 0.01 * step, "lag_mean": 2.0, "sat_quantile": float("nan")}
-    return {"step": step, "finite": True, **values}
+def row(step: int) -> StepRow:
+    update = Update({"mismatch": 0.01 * step, "sat_quantile": float("nan")}, 0.0, 1.0, skipped=False, finite=True, train_s=0.1)
+    samples = SampleColumns(2.0, 2, 2, '{"2": 6}', 0.25 * (step % 2), 0.0, 3.0, 0.0, 2, 6)
+    return StepRow(update, samples, step, step, True, 0, step, generate_s=0.1, wait_s=0.0, publish_s=0.0)
 
 
-def evaluation(step: int, correct: bool) -> dict:
-    return {"step": step, "policy_version": step + 1, "correct": correct, "repeated": False}
+def evaluation(step: int, correct: bool) -> EvalRow:
+    sample = SampleRow(step + 1, "p0", 0, correct, correct, "correct" if correct else "incorrect", "7", "stop", 3)
+    return EvalRow(sample, step, repeated=False)
 
 
 def report_steps(settings: Settings, count: int = 4, cell: Cell = CELL) -> Path:
