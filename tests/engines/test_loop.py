@@ -17,13 +17,15 @@ import torch
 from pipeline.artifacts import Cell
 from pipeline.cell import checkpoint
 from pipeline.cell.loop import CellInputs, CellLoop
-from pipeline.cell.step_row import StepRow
+from pipeline.cell.step_row import StepRow, step_columns
+from pipeline.columns import columns_of_row
 from pipeline.config import CellSettings, load_settings
 from pipeline.engines import rollout_engine
-from pipeline.evaluation.rows import EvalRow
+from pipeline.evaluation.rows import EvalRow, SampleRow
 from pipeline.grading.grade import Grade
+from pipeline.objective.diagnostics import columns_of
 from pipeline.objective.methods import METHODS
-from pipeline.objective.step_columns import COMMON
+from pipeline.objective.step_columns import COMMON, objective_columns
 from pipeline.processes.stop import PlannedStop, Stop
 from pipeline.published_weights import PublishedWeights
 from pipeline.records import Problem, Request, Response, RolloutBatch
@@ -128,6 +130,18 @@ def test_realised_lags_are_the_schedules(lag, inputs, tmp_path):
         histogram = json.loads(row.samples.lag_histogram)
         assert sum(histogram.values()) == row.samples.num_tokens and list(histogram) == [str(row.samples.lag_min)]
         assert row.publish_debt == row.step - row.published_version
+
+
+@pytest.mark.parametrize("method", ["grpo", "sat-gspo-r3", "grpo-tis", "gac"])
+def test_rows_have_exactly_the_declared_columns(method, inputs, tmp_path):
+    settings = cell(method, "1", trainer={"steps": 2, "checkpoint_interval": 9})
+    state = run(settings, inputs, tmp_path)[0].state
+    own = {column.name for column in columns_of(settings.recipe())}
+    other = {column.name for column in objective_columns()} - own
+    expected = [column.name for column in step_columns() if column.name not in other]
+    assert [list(row.flat()) for row in state.step_rows] == [expected] * 2
+    declared = [column.name for column in (*columns_of_row(EvalRow), *columns_of_row(SampleRow))]
+    assert [list(row.flat()) for row in state.eval_rows] == [declared] * (5 * 2)
 
 
 @pytest.mark.parametrize("method", ["sat-gspo-r3", "grpo-tis"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import math
 
 import pytest
 import torch
 
 from pipeline.cell import checkpoint
 from pipeline.cell.checkpoint import CellState
+from pipeline.cell.step_row import SampleColumns, StepRow
+from pipeline.evaluation.rows import EvalRow, SampleRow
 from pipeline.published_weights import PublishedWeights
+from pipeline.trainer.update import Update
 
 
 class StoredNumber:
@@ -27,10 +31,18 @@ class StoredNumber:
         self.version = int((folder / "version").read_text())
 
 
+def step_row(step: int, mismatch: float) -> StepRow:
+    samples = SampleColumns(1 / 3, 0, 1, '{"0": 2, "1": 1}', 0.5, 0.0, 3.0, 0.0, 1, 3)
+    update = Update({"mismatch": mismatch, "k1": -0.0}, -0.3, math.inf, True, False, 0.7)
+    return StepRow(update, samples, step, step, True, 0, step, 0.1, 0.2, 0.0)
+
+
 @pytest.fixture
 def folder(tmp_path):
     for step in (3, 6):
         state = CellState(next_batch=step, published={step: PublishedWeights(step, {"w": torch.ones(1)})})
+        state.step_rows = [step_row(number, math.nan if number == 1 else 0.1) for number in range(step)]
+        state.eval_rows = [EvalRow(SampleRow(step, "p", 0, True, False, "correct", None, "stop", 9), step, repeated=False)]
         checkpoint.save(tmp_path / "checkpoints", step, state, StoredNumber(step))  # type: ignore[arg-type]
     return tmp_path
 
@@ -43,6 +55,14 @@ def resumed(folder, trainer):
     state = checkpoint.resume(folder / "checkpoints", trainer, folder / "published")
     assert state is not None
     return state.next_batch, trainer.version, sorted(state.published)
+
+
+def test_rows_come_back_bit_for_bit(folder):
+    state = checkpoint.resume(folder / "checkpoints", StoredNumber(0), folder / "published")  # type: ignore[arg-type]
+    assert state is not None and len(state.step_rows) == 6
+    for number, row in enumerate(state.step_rows):  # repr tells -0.0 from 0.0, int from float, and is the same for every NaN
+        assert repr(row) == repr(step_row(number, math.nan if number == 1 else 0.1))
+    assert state.eval_rows == [EvalRow(SampleRow(6, "p", 0, True, False, "correct", None, "stop", 9), 6, repeated=False)]
 
 
 def test_a_full_disk_is_no_damage(folder, monkeypatch):
@@ -63,7 +83,9 @@ def test_a_trainer_of_another_layout_is_no_damage(folder):
     assert names(folder) == ["step_000003", "step_000006"]
 
 
-@pytest.mark.parametrize("file", ["cell.json", "trainer/version", "steps.parquet", "published_6/model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["cell.json", "trainer/version", "steps.parquet", "evals.parquet", "published_6/model.safetensors"]
+)
 def test_damage_sets_aside_and_the_one_before_is_used(folder, file, capsys):
     (folder / "checkpoints" / "step_000006" / file).write_text("x")
     assert resumed(folder, StoredNumber(0)) == (3, 3, [3])
