@@ -153,6 +153,7 @@ rule collect:
         base=rules.score_base.output,
     output:
         multiext(f"{paths.results}/cells", ".parquet", ".csv"),
+        multiext(f"{paths.collected}/", "facts.json", *(f"{table}.parquet" for table in ["steps", "evaluations", "scores", "base"])),
     shell:
         "{pipeline} collect --settings {present}"
 

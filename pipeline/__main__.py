@@ -117,11 +117,19 @@ def assemble(settings: RunSettings = None, preset: Preset = "tiny") -> None:
 
 @app.command()
 def collect(settings: RunSettings = None, preset: Preset = "tiny") -> None:
-    """Summarise every cell there is into cells.parquet and cells.csv; missing and unreadable ones are listed."""
-    from pipeline.results.collect import collect_stage
+    """Read every cell there is, once: cells.parquet and cells.csv with a row each, collected/ with what the other stages read.
 
-    results, folder = _results(settings, preset)
-    collect_stage(results, folder / "cells.parquet", folder / "cells.csv")
+    Missing and unreadable cells are listed.
+    """
+    from pipeline.results.collect import collect_stage
+    from pipeline.results.collected import write_collected
+    from pipeline.results.runs import read_results
+
+    resolved = _run_settings(settings, preset)
+    layout = Layout(resolved.preset)
+    results = read_results(layout, resolved)
+    collect_stage(results, layout.results / "cells.parquet", layout.results / "cells.csv")
+    write_collected(results, layout.collected)
 
 
 @app.command()
@@ -252,12 +260,12 @@ def _run_settings(settings: Path | None, preset: str) -> config.Settings:
 
 
 def _results(settings: Path | None, preset: str) -> tuple[Results, Path]:
-    """What the cells of a run have left on disk, and the folder of its results."""
-    from pipeline.results.runs import read_results
+    """The cells of a run as `collect` read them, and the folder of its results."""
+    from pipeline.results.collected import read_collected
 
     resolved = _run_settings(settings, preset)
     layout = Layout(resolved.preset)
-    return read_results(layout, resolved), layout.results
+    return read_collected(layout.collected, resolved), layout.results
 
 
 @app.command()

@@ -54,6 +54,10 @@ class Layout:
     def base_policy(self) -> Path:
         return self.results / "base_policy"
 
+    @property
+    def collected(self) -> Path:
+        return self.results / "collected"
+
     def cell(self, cell: Cell | str) -> Path:
         return self.results / "cells" / str(cell)
 

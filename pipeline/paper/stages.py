@@ -12,6 +12,7 @@ from pipeline.paper.figures import finish_drawing, start_drawing
 from pipeline.paper.report import report_stage
 from pipeline.paper.table1 import table1_stage
 from pipeline.results.collect import collect_stage
+from pipeline.results.collected import write_collected
 from pipeline.results.runs import read_results
 
 
@@ -20,6 +21,7 @@ def assemble(layout: Layout, settings: Settings) -> None:
     folder, results = layout.results, read_results(layout, settings)
     cells = folder / "cells.parquet"
     collect_stage(results, cells, folder / "cells.csv")
+    write_collected(results, layout.collected)
     drawing = start_drawing(results, folder / "figures")
     table1_stage(results, cells, *(folder / f"table1.{kind}" for kind in ("md", "csv", "tex")))
     diff_stage(results, cells, *(folder / f"diff.{kind}" for kind in ("md", "csv", "json")))

@@ -36,6 +36,8 @@ RECORDED_SINCE = (  # read where a cell has them
 )
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
 TEXT_COLUMNS = ("lag_histogram", "problem_id", "checkpoint", "id")
+COUNTS = ("step", "policy_version", "sample")
+TRUTHS = ("first_of_batch", "skipped", "finite", "correct", "correct_strict", "repeated")
 
 
 class _Open(BaseModel):
@@ -114,7 +116,18 @@ def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ())
     for field in table.schema:
         if (field.name in TEXT_COLUMNS) != (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
             raise damaged(path, f": column {field.name} is of type {field.type}")
-    return table.to_pandas(use_threads=False)
+        if table[field.name].null_count and arrow_type(field.name) != pa.float64():
+            raise damaged(path, f": column {field.name} has {table[field.name].null_count} rows without a value")
+    try:
+        return table.cast(pa.schema([(name, arrow_type(name)) for name in table.column_names])).to_pandas(use_threads=False)
+    except pa.ArrowException as error:
+        raise damaged(path, f" holds what is no number: {' '.join(str(error).split())[:160]}") from error
+
+
+def arrow_type(column: str) -> pa.DataType:
+    """The type of a column that the assembly reads: text, a count, a truth, else a number, NaN where it was not measured."""
+    kinds = {TEXT_COLUMNS: pa.string(), COUNTS: pa.int64(), TRUTHS: pa.bool_()}
+    return next((kind for names, kind in kinds.items() if column in names), pa.float64())
 
 
 def check_steps(steps: NDArray[np.int64], expected: range, path: Path) -> None:

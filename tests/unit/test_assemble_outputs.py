@@ -24,6 +24,7 @@ from pipeline.paper.report import inline_svg, report_stage
 from pipeline.paper.stages import assemble as assemble_all
 from pipeline.paper.table1 import table1_stage
 from pipeline.results.collect import collect_stage
+from pipeline.results.collected import read_collected, write_collected
 from pipeline.results.runs import read_results
 from pipeline.results.table import notes
 from tests.unit import synthetic_results as synthetic
@@ -33,9 +34,11 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def assemble(run: synthetic.Run, figures: tuple[str, ...] = tuple(FIGURES)) -> None:
-    """All five stages, as the DAG runs them."""
+    """All five stages, as the DAG runs them: the first reads the cells, the others what it has left."""
     results = read_results(run.layout, run.settings)
     collect_stage(results, OUT / "cells.parquet", OUT / "cells.csv")
+    write_collected(results, OUT / "collected")
+    results = read_collected(OUT / "collected", run.settings)
     table1_stage(results, OUT / "cells.parquet", OUT / "table1.md", OUT / "table1.csv", OUT / "table1.tex")
     figures_stage(results, OUT / "figures", figures)
     diff_stage(results, OUT / "cells.parquet", OUT / "diff.md", OUT / "diff.csv", OUT / "diff.json")
@@ -162,7 +165,9 @@ def test_one_process_writes_what_the_stages_write(run, tmp_path, monkeypatch):
 )
 def test_diff_ends_with_a_status(run, verdict, status):
     """Some claim of this run has every verdict; a verdict that does not exist is an error of its own."""
-    collect_stage(read_results(run.layout, run.settings), run.layout.results / "cells.parquet", OUT / "cells.csv")
+    results = read_results(run.layout, run.settings)
+    collect_stage(results, run.layout.results / "cells.parquet", OUT / "cells.csv")
+    write_collected(results, run.layout.collected)
     Path("config.yaml").write_text((REPOSITORY / "config.yaml").read_text())
     result = CliRunner().invoke(app, ["diff", "--fail-on", verdict])
     assert (2 if isinstance(result.exception, ValueError) else result.exit_code) == status

@@ -117,6 +117,13 @@ def test_a_damaged_file_beside_the_cells_is_listed_and_the_report_is_made(run, n
         ("steps.parquet", lambda p: with_rows(p, lambda t: t.assign(lag_histogram="{")), "lag_histogram is not tokens by lag"),
         ("steps.parquet", lambda p: with_rows(p, lambda t: t.assign(lag_histogram="[8]")), "lag_histogram is not tokens by lag"),
         ("steps.parquet", lambda p: with_rows(p, lambda t: t.assign(mismatch="high")), "column mismatch is of type"),
+        ("steps.parquet", lambda p: with_rows(p, lambda t: t.assign(mismatch=pd.Timestamp(0))), "holds what is no number"),
+        ("evals.parquet", lambda p: with_rows(p, lambda t: t.assign(sample=t["sample"] + 0.5)), "holds what is no number"),
+        (
+            "evals.parquet",
+            lambda p: with_rows(p, lambda t: t.assign(problem_id=t["problem_id"].where(t["problem_id"] != "eval-003"))),
+            "column problem_id has 80 rows without a value" + REMEDY,
+        ),
         (
             "evals.parquet",
             lambda p: with_rows(p, lambda t: t[t["step"] < 120]),
