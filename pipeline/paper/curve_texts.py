@@ -35,7 +35,7 @@ def curve_lines(items: Sequence[CurveComparison]) -> list[str]:
 def from_json(content: Iterable[Mapping[str, Any]]) -> list[CurveComparison]:
     """The curves as diff.json holds them."""
     return [
-        CurveComparison(**item | {side: Shape(**item[side]) if item[side] else None for side in ("paper", "ours")})
+        CurveComparison(**{**item, **{side: Shape(**item[side]) if item[side] else None for side in ("paper", "ours")}})
         for item in content
     ]
 

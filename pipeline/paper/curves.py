@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.paper.reference import Reference
+from pipeline.results.frames import column, rows_where
 from pipeline.results.runs import Results
 from pipeline.results.series import Curve, accuracy_curve, step_curve, trailing_mean
 
@@ -84,7 +85,7 @@ def shape_of(curve: pd.Series, window: int) -> Shape | None:
         level=float(curve.mean()),
         tail_mean=tail,
         peak=float(curve.max()),
-        peak_step=int(curve.idxmax()),
+        peak_step=int(steps[curve.argmax()]),
         settle_step=_settle_step(curve, tail, window),
         period=period_of(curve),
     )
@@ -131,16 +132,17 @@ def compare_curves(results: Results, reference: Reference) -> list[CurveComparis
 def published_curve(reference: Reference, method: str, lag: str, metric: str) -> tuple[pd.Series | None, str, list[str]]:
     """The longest published curve of a cell, its figure, and what is to be said of it; None where there is none."""
     curves = reference.curves
-    mine = curves[(curves["method"] == method) & (curves["lag"] == lag) & (curves["metric"] == metric)]
+    mine = rows_where(curves, (curves["method"] == method) & (curves["lag"] == lag) & (curves["metric"] == metric))
     if len(mine) == 0:
         return None, "", []
-    steps = mine.groupby(["figure", "run"], sort=False)["step"]
-    figure, run = (steps.max() - steps.min()).idxmax()
-    chosen = mine[(mine["figure"] == figure) & (mine["run"] == run)].drop_duplicates("step").sort_values("step")
-    curve = chosen.set_index("step")["value"]
+    drawn = dict.fromkeys(zip(mine["figure"], mine["run"], strict=True))
+    parts = {name: rows_where(mine, (mine["figure"] == name[0]) & (mine["run"] == name[1])) for name in drawn}
+    figure, run = max(parts, key=lambda name: np.ptp(column(parts[name], "step").to_numpy()))  # the first of the longest
+    curve = column(parts[figure, run].drop_duplicates("step").sort_values("step").set_index("step"), "value")
     notes = []
-    if mine["run"].nunique() > 1:
-        notes.append(f"{mine['run'].nunique()} published runs; taken: {run}")
+    runs = column(mine, "run").nunique()
+    if runs > 1:
+        notes.append(f"{runs} published runs; taken: {run}")
     if curve.index[0] > PUBLISHED_BEGIN:
         notes.append(f"published curve begins at step {curve.index[0]}")
     spacing = _spacing(curve.index.to_numpy())
@@ -159,7 +161,7 @@ def _compare(
     joined = pd.concat([published, ours], axis=1, join="inner") if ours is not None else pd.DataFrame()
     correlation = None
     if len(joined) >= 3:
-        logs = np.log(joined.where(joined > 0)).dropna().to_numpy().T
+        logs = np.log(joined.where(joined > 0).dropna().to_numpy()).T
         if logs.shape[1] >= 3 and np.all(logs.std(axis=1) > 0):
             correlation = float(np.corrcoef(logs)[0, 1])
     return CurveComparison(

@@ -58,7 +58,9 @@ def start_drawing(results: Results, folder: Path) -> list[BaseProcess]:
     """Draw all figures in processes of their own, at most one a core; forked, so that the cells need not travel."""
     context, names = multiprocessing.get_context("fork"), list(FIGURES)
     count = min(2, os.cpu_count() or 1)
-    processes = [context.Process(target=figures_stage, args=(results, folder, names[i::count])) for i in range(count)]
+    processes: list[BaseProcess] = [
+        context.Process(target=figures_stage, args=(results, folder, names[i::count])) for i in range(count)
+    ]
     for process in processes:
         process.start()
     return processes

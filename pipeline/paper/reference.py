@@ -13,6 +13,7 @@ import pandas as pd
 import yaml
 
 from pipeline.artifacts import REFERENCE
+from pipeline.results.frames import column, rows_where
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,9 @@ class Reference:
     def curve(self, figure: str, method: str, lag: str, metric: str) -> pd.Series:
         """A published curve as value by step; empty where the figure does not show it."""
         curves = self.curves
-        chosen = curves[
-            (curves["figure"] == figure) & (curves["method"] == method) & (curves["lag"] == lag) & (curves["metric"] == metric)
-        ]
-        return chosen.sort_values("step").set_index("step")["value"]
+        cell = (curves["method"] == method) & (curves["lag"] == lag)
+        chosen = rows_where(curves, cell & (curves["figure"] == figure) & (curves["metric"] == metric))
+        return column(chosen.sort_values("step").set_index("step"), "value")
 
 
 def read_reference(folder: Path = REFERENCE) -> Reference:

@@ -33,6 +33,7 @@ from pipeline.results.collapse import RULE
 from pipeline.results.collect import read_summary
 from pipeline.results.cost import PlanFile, cost_rows, cost_totals, planned_and_measured, read_plan
 from pipeline.results.decomposition import Level, read_levels, view
+from pipeline.results.frames import rows_where
 from pipeline.results.markdown import MISSING, table
 from pipeline.results.provenance import provenance
 from pipeline.results.responses import disagreements, examples
@@ -101,7 +102,9 @@ def read_diff(path: Path) -> dict[str, Any]:
     """diff.json of this run. Raises ValueError, with the remedy, where another version wrote it."""
     content = read_json(path)
     try:
-        contrasts.from_json(content["contrasts"]), curve_texts.from_json(content["curves"]), variants.from_json(content["settings"])
+        contrasts.from_json(content["contrasts"])
+        curve_texts.from_json(content["curves"])
+        variants.from_json(content["settings"])
         absent = DIFF_KEYS - content.keys()
     except (KeyError, TypeError, AttributeError) as error:
         absent = {str(error)}
@@ -131,7 +134,7 @@ def _template(name: str, *, autoescape: bool) -> jinja2.Template:
 def page(inputs: ReportInputs) -> dict[str, Any]:
     """Everything the template shows, as text and numbers."""
     settings = inputs.results.settings
-    read = inputs.cells[inputs.cells["status"] == "complete"]
+    read = rows_where(inputs.cells, inputs.cells["status"] == "complete")
     differences, curves = contrasts.from_json(inputs.diff["contrasts"]), curve_texts.from_json(inputs.diff["curves"])
     effects = variants.from_json(inputs.diff["settings"])
     return {

@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from pipeline.results.frames import column, rolling_mean, rows_where
+
 SHARE = 0.6
 RECOVERY = 0.8
 EVALUATIONS = 2
@@ -52,7 +54,7 @@ def leaves_band(mismatch: pd.Series, *, factor: float = BAND, window: int = BAND
     """Step from which the trailing mean of `mismatch` (by step, one value a rollout batch) exceeds `factor` times the lowest such
     mean so far and stays above it to the end, at least `window` batches; None if it never does.
     """
-    means = mismatch.rolling(window).mean().dropna()
+    means = rolling_mean(mismatch, window).dropna()
     inside = np.flatnonzero(~(means > factor * means.cummin()).to_numpy())
     after = int(inside[-1]) + 1 if len(inside) else 0
     return int(means.index[after]) if len(means) - after >= window else None
@@ -65,15 +67,15 @@ def find_collapse(evaluations: pd.DataFrame, steps: pd.DataFrame, nonfinite: Seq
     nonfinite: steps whose loss or gradient was not finite.  base: accuracy of the base policy on the evaluation problems, if known.
     """
     signs: list[tuple[int, str]] = [(int(min(nonfinite)), "non-finite")] if len(nonfinite) else []
-    distinct = evaluations[~evaluations["repeated"].astype(bool)]
+    distinct = rows_where(evaluations, ~column(evaluations, "repeated").astype(bool))
     onset = lasting_fall(distinct["accuracy"], start=-np.inf if base is None else base)
     if onset is not None:
-        signs.append((int(distinct["step"].iloc[onset]), "accuracy"))
-    means = steps["reward_mean"].rolling(REWARD_WINDOW).mean()
-    whole = steps[means.notna()]
+        signs.append((int(column(distinct, "step").iloc[onset]), "accuracy"))
+    means = rolling_mean(column(steps, "reward_mean"), REWARD_WINDOW)
+    whole = rows_where(steps, means.notna())
     onset = lasting_fall(means.dropna(), minimum=2 * REWARD_WINDOW)
     if onset is not None:
-        signs.append((int(whole["step"].iloc[onset]), "reward"))
+        signs.append((int(column(whole, "step").iloc[onset]), "reward"))
     if not signs:
         return Collapse(False)
     step, cause = min(signs)

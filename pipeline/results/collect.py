@@ -33,6 +33,7 @@ from pipeline.evaluation.estimators import (
 from pipeline.evaluation.selection import unbiased_best
 from pipeline.objective.methods import method_of
 from pipeline.results.collapse import leaves_band
+from pipeline.results.frames import column, rows_where
 from pipeline.results.runs import FinishedRun, Results
 
 TAIL = 0.25
@@ -108,7 +109,8 @@ def summarise_run(run: FinishedRun, results: Results) -> dict[str, Any]:
     collapse = results.collapses[run.cell]
     row |= {"collapsed": collapse.collapsed, "collapse_cause": collapse.cause, "onset_step": collapse.onset_step}
     row["mismatch_leaves_band"] = leaves_band(mismatch_series(run))
-    return row | {"nonfinite_steps": len(run.nonfinite_steps), "skipped_steps": int(run.steps["skipped"].astype(bool).sum())}
+    skipped = column(run.steps, "skipped").astype(bool)
+    return row | {"nonfinite_steps": len(run.nonfinite_steps), "skipped_steps": int(skipped.sum())}
 
 
 def mismatch_series(run: FinishedRun, column: str = "mismatch", *, tail: float = 1.0, before: int | None = None) -> pd.Series:
@@ -148,7 +150,7 @@ def _curve_summary(run: FinishedRun) -> dict[str, Any]:
     selection = unbiased_best(run.outcomes_by_version, np.random.default_rng(SPLIT_SEED))
     return {
         "num_evaluations": len(points),
-        "num_versions": int(points["policy_version"].nunique()),
+        "num_versions": int(column(points, "policy_version").nunique()),
         "best": float(points["accuracy"].iloc[best]),
         "best_step": int(points["step"].iloc[best]),
         "unbiased_best": selection.unbiased,
@@ -160,27 +162,27 @@ def _curve_summary(run: FinishedRun) -> dict[str, Any]:
 
 def _step_summary(run: FinishedRun) -> dict[str, Any]:
     steps = run.steps
-    late = steps[steps["step"] >= (1.0 - TAIL) * len(steps)]
+    late = rows_where(steps, steps["step"] >= (1.0 - TAIL) * len(steps))
     whole = mismatch_series(run)
     lags = run.tokens_by_lag
     tokens = sum(lags.values())
     return {
         "steps": len(steps),
-        "reward_tail": _finite_mean(late["reward_mean"]),
+        "reward_tail": _finite_mean(column(late, "reward_mean")),
         "mismatch": _finite_mean(mismatch_series(run, tail=TAIL)),
         "mismatch_run": _finite_mean(whole),
         "mismatch_peak": float(whole.max()) if len(whole) else np.nan,
-        "mismatch_peak_step": int(whole.idxmax()) if len(whole) else None,
+        "mismatch_peak_step": int(whole.index[whole.argmax()]) if len(whole) else None,
         "k1": _finite_mean(mismatch_series(run, "k1", tail=TAIL)),
         "lag_mean": sum(lag * count for lag, count in lags.items()) / tokens if tokens else np.nan,
         "lag_max": max(lags, default=None),
         "lag_histogram": json.dumps({str(lag): lags[lag] for lag in sorted(lags)}),
-        "response_length_mean": _finite_mean(late["response_length_mean"]),
-        "truncated_share": _finite_mean(late["truncated_share"]),
-        "zero_variance_share": _finite_mean(late["zero_variance_share"]),
-        "clip_share": _finite_mean(steps["clip_share_low"] + steps["clip_share_high"]),
+        "response_length_mean": _finite_mean(column(late, "response_length_mean")),
+        "truncated_share": _finite_mean(column(late, "truncated_share")),
+        "zero_variance_share": _finite_mean(column(late, "zero_variance_share")),
+        "clip_share": _finite_mean(column(steps, "clip_share_low") + column(steps, "clip_share_high")),
         "sat_newly_clipped_share": _finite_mean(steps.reindex(columns=_NEWLY_CLIPPED).sum(axis=1, skipna=False)),
-        "sat_gate_share_max": float(steps.reindex(columns=["sat_gate_share"])["sat_gate_share"].astype(float).max()),
+        "sat_gate_share_max": float(column(steps.reindex(columns=["sat_gate_share"]), "sat_gate_share").astype(float).max()),
     }
 
 

@@ -56,7 +56,7 @@ def contrasts(results: Results, methods: Sequence[str], lags: Sequence[str], lar
     """All differences whose two cells have a scored seed, as `pairs` lists them; Holm's correction is over exactly these."""
     found = []
     for what, a, b in pairs(methods, lags, results.rows(), large_lag):
-        sides = [results.scored(*name.split("@"), "last") for name in (a, b)]
+        sides = [results.scored(method, lag, "last") for method, lag in (name.split("@") for name in (a, b))]
         if sides[0] is None or sides[1] is None:
             continue
         interval = paired_difference(sides[0], sides[1])
@@ -115,10 +115,12 @@ def contrast_lines(items: Sequence[Contrast]) -> list[str]:
 
 def from_json(content: Iterable[Mapping[str, Any]]) -> list[Contrast]:
     """The differences as diff.json holds them."""
-    return [
-        Contrast(**{key: tuple(value) if isinstance(value, list) else value for key, value in item.items() if key != "label"})
-        for item in content
-    ]
+    return [_contrast(item) for item in content]
+
+
+def _contrast(item: Mapping[str, Any]) -> Contrast:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
+    return Contrast(**{key: value for key, value in values.items() if key != "label"})
 
 
 def p_text(value: float) -> str:

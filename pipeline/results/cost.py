@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import BaseModel
 
 from pipeline.objective.methods import method_of
+from pipeline.results.frames import column, rows_where
 from pipeline.results.json_files import read_as
 from pipeline.results.markdown import MISSING
 
@@ -39,12 +40,12 @@ def cost_rows(read: pd.DataFrame) -> list[dict[str, str]]:
 
 def cost_totals(read: pd.DataFrame) -> dict[str, str]:
     """Sums over the runs that were read, as text."""
-    memory = read["peak_memory_bytes"].max() if len(read) else pd.NA
+    memory = column(read, "peak_memory_bytes").max() if len(read) else None
     return {
-        "wall": duration(read["wall_s"].sum()),
-        "cpu": duration(read["cpu_s"].sum()),
-        "median": seconds(read["cpu_s"].median()) if len(read) else MISSING,
-        "memory": MISSING if pd.isna(memory) else f"{memory / 2**30:.2f} GiB",
+        "wall": duration(column(read, "wall_s").sum()),
+        "cpu": duration(column(read, "cpu_s").sum()),
+        "median": seconds(column(read, "cpu_s").median()) if len(read) else MISSING,
+        "memory": MISSING if memory is None or pd.isna(memory) else f"{memory / 2**30:.2f} GiB",
     }
 
 
@@ -80,15 +81,20 @@ def planned_and_measured(planned: PlanFile, read: pd.DataFrame) -> dict[str, Any
     )
     both = read[["method", "lag", "seed", "wall_s"]].dropna().merge(plan, on=["method", "lag", "seed"])
     rows = []
-    for (method, lag), runs in both.groupby(["method", "lag"], sort=False):
+    for method, lag in dict.fromkeys(zip(both["method"], both["lag"], strict=True)):
+        runs = rows_where(both, (both["method"] == method) & (both["lag"] == lag))
         middle = (runs["low"] * runs["high"]) ** 0.5
         rows.append([
             method_of(method).label, lag, str(len(runs)), f"{runs['low'].mean():.0f} to {runs['high'].mean():.0f}",
             f"{runs['wall_s'].mean():.0f}", f"{(runs['wall_s'] / middle).mean():.2f}",
         ])  # fmt: skip
-    held = int(((both["low"] <= both["wall_s"]) & (both["wall_s"] <= both["high"])).sum())
-    total = f"{duration(both['low'].sum())} to {duration(both['high'].sum())} estimated, {duration(both['wall_s'].sum())} measured"
-    return {"head": PLAN_HEAD, "rows": rows, "text": f"{len(both)} runs: {total}; the interval held in {held} of them."}
+    held = int(column(both, "wall_s").between(column(both, "low"), column(both, "high")).sum())
+    low, high, measured = (duration(column(both, name).sum()) for name in ("low", "high", "wall_s"))
+    return {
+        "head": PLAN_HEAD,
+        "rows": rows,
+        "text": f"{len(both)} runs: {low} to {high} estimated, {measured} measured; the interval held in {held} of them.",
+    }
 
 
 def seconds(value: float) -> str:

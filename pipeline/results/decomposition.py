@@ -87,7 +87,7 @@ def in_training(levels: Sequence[Level], trained: Sequence[Row], dtype: str) -> 
     replayed = {"grpo": False, "grpo-r3": True}
     found = []
     for row in trained:
-        level = equal.get(replayed.get(row.method))
+        level = equal.get(replayed[row.method]) if row.method in replayed else None
         if level is None or row.seeds_read == 0:
             continue
         mean, low, high = (value - level.mismatch for value in (row.mismatch, row.mismatch_low, row.mismatch_high))

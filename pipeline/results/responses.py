@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.grading.grade import grade_both
 from pipeline.objective.methods import method_of
+from pipeline.results.frames import column, rows_where
 from pipeline.results.runs import Results
 
 OUTCOME_ORDER = ("correct", "incorrect", "no_answer", "timeout", "error")
@@ -52,11 +53,11 @@ def traces(item: dict[str, Any]) -> list[dict[str, str]]:
 def disagreements(results: Results) -> str:
     """On how many graded held-out responses the two policies differ; says so where runs did not record it."""
     recorded = [run.evaluations for run in results.runs.values() if "correct_strict" in run.evaluations]
-    rows = [table[~table["repeated"].to_numpy(dtype=bool)] for table in recorded]
+    rows = [rows_where(table, ~column(table, "repeated").to_numpy(dtype=bool)) for table in recorded]
     total = sum(len(table) for table in rows)
     if total == 0:
         return "No run recorded the verdict of the strict policy beside that of primemath."
-    differ = sum(int((table["correct"] != table["correct_strict"]).sum()) for table in rows)
+    differ = sum(int((column(table, "correct") != column(table, "correct_strict")).sum()) for table in rows)
     return (
         f"Policy primemath is the reward and the evaluation, strict is recorded beside it: they differ on {differ:,} of {total:,} "
         f"held-out responses ({differ / total:.2%}), {len(rows)} runs."

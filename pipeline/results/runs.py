@@ -33,6 +33,7 @@ from pipeline.results.cell_files import (
     tokens_by_lag,
 )
 from pipeline.results.collapse import Collapse, find_collapse
+from pipeline.results.frames import column, rows_where
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ class FinishedRun:
     @cached_property
     def outcomes_by_version(self) -> NDArray[np.bool_]:
         """Held-out outcomes [versions, problems, samples] of every version that was evaluated, each once, in order of the steps."""
-        rows = self.evaluations[~self.evaluations["repeated"].to_numpy(dtype=bool)]
+        rows = rows_where(self.evaluations, ~column(self.evaluations, "repeated").to_numpy(dtype=bool))
         problem, problems = pd.factorize(rows["problem_id"], sort=True)
         sample, samples = pd.factorize(rows["sample"], sort=True)
-        order = np.lexsort((sample, problem, rows["step"].to_numpy()))
-        return rows["correct"].to_numpy(dtype=bool)[order].reshape(-1, len(problems), len(samples))
+        order = np.lexsort((sample, problem, column(rows, "step").to_numpy()))
+        return column(rows, "correct").to_numpy(dtype=bool)[order].reshape(-1, len(problems), len(samples))
 
     @cached_property
     def score(self) -> Mapping[str, NDArray[np.bool_]]:
@@ -257,7 +258,7 @@ def _read_base(
     }
     try:
         frame = read_table(path, SCORE_COLUMNS)
-        tables = {name: frame[frame["checkpoint"] == name] for name in counts}
+        tables = {name: rows_where(frame, frame["checkpoint"] == name) for name in counts}
         for name, (count, samples) in counts.items():
             check_shape(tables[name], "checkpoint", count, samples, path)
         _same_problems(tables, problems, layout.base_policy)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.config import Settings
 from pipeline.objective.parts.sat import SatSettings
 from pipeline.results.collect import mismatch_series
+from pipeline.results.frames import column
 from pipeline.results.runs import Results
 
 CSV_COLUMNS = ("source", "method", "lag", "seed", "quantity", "step", "value")
@@ -81,15 +82,15 @@ def step_curve(results: Results, method: str, lag: str, quantity: str, *, first_
         if first_of_batch:
             line = mismatch_series(run, quantity)
         else:
-            line = run.steps.set_index("step")[quantity].astype(float)
-            line = line[np.isfinite(line)]
+            line = column(run.steps.set_index("step"), quantity).astype(float)
+            line = line.loc[np.isfinite(line)]
         lines[run.cell.seed] = line.abs() if quantity == "k1" else line
     return _curve(method, lag, quantity, lines)
 
 
 def accuracy_curve(results: Results, method: str, lag: str) -> Curve | None:
     """Held-out accuracy in % at the evaluation points."""
-    lines = {run.cell.seed: 100 * run.accuracy_by_step.set_index("step")["accuracy"] for run in results.of(method, lag)}
+    lines = {run.cell.seed: 100 * column(run.accuracy_by_step.set_index("step"), "accuracy") for run in results.of(method, lag)}
     return _curve(method, lag, "accuracy", lines)
 
 
@@ -109,4 +110,4 @@ def gated_share_limit(settings: Settings) -> float:
 def tidy(parts: list[pd.DataFrame]) -> pd.DataFrame:
     """All rows of a figure, in the columns of every figure's CSV."""
     filled = [part for part in parts if len(part)]
-    return pd.concat(filled, ignore_index=True)[list(CSV_COLUMNS)] if filled else pd.DataFrame(columns=list(CSV_COLUMNS))
+    return pd.concat(filled, ignore_index=True).loc[:, list(CSV_COLUMNS)] if filled else pd.DataFrame(columns=list(CSV_COLUMNS))

@@ -23,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.typing import RcKeyType
 
 from pipeline.artifacts import atomic_path, write_text
 from pipeline.objective.methods import METHODS, VARIANT
@@ -51,7 +52,7 @@ OTHER_PATTERN = (6, 1, 1, 1, 1, 1)  # where an earlier method has colour and pat
 PADDING = 0.08  # inches around a saved figure
 FAST = {"compress_level": 2}  # a PNG a tenth larger in a fifth less time
 
-RC: dict[str, Any] = {
+RC: dict[RcKeyType, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.5,
     "axes.titlesize": 11,
@@ -123,7 +124,7 @@ def drawing(name: str) -> Iterator[None]:
     """The style of all figures; `name` seeds the identifiers inside the SVG, which makes the file repeatable and its ids its
     own.
     """
-    with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
+    with matplotlib.rc_context({**RC, "svg.hashsalt": name}):
         yield
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from pipeline.evaluation.estimators import avg_at_k, binomial_interval
 from pipeline.objective.methods import method_of
+from pipeline.results.frames import column, mean_of, rows_where
 from pipeline.results.markdown import MISSING
 from pipeline.results.markdown import table as markdown_table
 from pipeline.results.runs import Results
@@ -85,17 +86,18 @@ def blocks(rows: Sequence[Row], titles: Mapping[str, str]) -> list[Block]:
 
 def rows_of(results: Results, cells: pd.DataFrame, form: TableForm) -> list[Row]:
     """One row for every (method, lag) of the settings, from their cells in the summary table."""
-    return [
-        _row(results, cells[(cells["method"] == method) & (cells["lag"] == lag)], method, lag, form.block_of(method, lag))
-        for method, lag in results.rows()
-    ]
+    rows = []
+    for method, lag in results.rows():
+        own = rows_where(cells, (cells["method"] == method) & (cells["lag"] == lag))
+        rows.append(_row(results, own, method, lag, form.block_of(method, lag)))
+    return rows
 
 
 def _row(results: Results, cells: pd.DataFrame, method: str, lag: str, block: str) -> Row:
-    read = cells[cells["status"] == "complete"]
+    read = rows_where(cells, cells["status"] == "complete")
     fresh = {name: results.accuracy_interval(method, lag, name) for name in ("best", "last")}
-    onsets = read.loc[read["collapsed"].fillna(False).astype(bool), "onset_step"]
-    mismatches = read["mismatch"].dropna()
+    onsets = column(rows_where(read, column(read, "collapsed").fillna(False).astype(bool)), "onset_step")
+    mismatches = column(read, "mismatch").dropna()
     return Row(
         method=method,
         label=method_of(method).label,
@@ -103,12 +105,12 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str, block: st
         block=block,
         seeds_read=len(read),
         seeds_expected=len(cells),
-        best=float(read["best"].mean()),
-        best_step=_join(read["best_step"]),
-        unbiased_best=float(read["unbiased_best"].mean()),
-        best_inflation=float(read["best_inflation"].mean()),
-        last=float(read["last"].mean()),
-        tail_mean=float(read["tail_mean"].mean()),
+        best=mean_of(read, "best"),
+        best_step=_join(column(read, "best_step")),
+        unbiased_best=mean_of(read, "unbiased_best"),
+        best_inflation=mean_of(read, "best_inflation"),
+        last=mean_of(read, "last"),
+        tail_mean=mean_of(read, "tail_mean"),
         fresh_best=fresh["best"].estimate,
         fresh_best_low=fresh["best"].low,
         fresh_best_high=fresh["best"].high,
@@ -116,13 +118,13 @@ def _row(results: Results, cells: pd.DataFrame, method: str, lag: str, block: st
         fresh_last_low=fresh["last"].low,
         fresh_last_high=fresh["last"].high,
         interval_over=" and ".join(fresh["last"].over),
-        gain_last=float(read["gain_last"].mean()),
+        gain_last=mean_of(read, "gain_last"),
         mismatch=float(mismatches.mean()),
         mismatch_low=float(mismatches.min()) if len(mismatches) else np.nan,
         mismatch_high=float(mismatches.max()) if len(mismatches) else np.nan,
         collapsed=len(onsets),
         onset_step=_join(onsets),
-        nonfinite_steps=int(read["nonfinite_steps"].fillna(0).sum()),
+        nonfinite_steps=int(column(read, "nonfinite_steps").fillna(0).sum()),
     )
 
 
@@ -173,8 +175,8 @@ def leaders(rows: Sequence[Row]) -> dict[tuple[str, str, int], str]:
     best: dict[tuple[str, str, int], tuple[float, str]] = {}
     counts = Counter(block for block, _ in {(row.block, row.method) for row in rows})
     for row in rows:
-        for column, value in enumerate((row.best, row.unbiased_best, row.last, row.tail_mean, row.fresh_last)):
-            key = (row.block, row.lag, column)
+        for index, value in enumerate((row.best, row.unbiased_best, row.last, row.tail_mean, row.fresh_last)):
+            key = (row.block, row.lag, index)
             if not np.isnan(value) and counts[row.block] > 1 and value > best.get(key, (-1.0, ""))[0]:
                 best[key] = (value, row.method)
     return {key: method for key, (_, method) in best.items()}

@@ -34,6 +34,7 @@ from pipeline.paper.audit.resolution import (
 )  # fmt: skip
 from pipeline.paper.lags import SMALL
 from pipeline.paper.reference import Reference, read_reference
+from pipeline.results.frames import column
 from pipeline.results.markdown import table
 from pipeline.sections import RolloutSettings
 
@@ -207,9 +208,10 @@ def _resolution(reference: Reference, protocol: PaperProtocol) -> list[str]:
         for item in found
     ]
     gaps = sat_gaps(reference)
+    differences = column(gaps, "gap")
     smallest = {item.noise.name: item.smallest for item in found if item.seed_spread == 0}
     exceed = "; ".join(
-        f"{int((gaps['gap'].abs() >= value).sum())} of {len(gaps)} at {name} ({value:.1f})" for name, value in smallest.items()
+        f"{int((differences.abs() >= value).sum())} of {len(gaps)} at {name} ({value:.1f})" for name, value in smallest.items()
     )
     return [
         "## What a difference of two cells can show",
@@ -230,7 +232,7 @@ def _resolution(reference: Reference, protocol: PaperProtocol) -> list[str]:
             [[r["label"], r["lag"], f"{r['gap']:+.2f}"] for r in gaps.to_dict("records")],
         ),
         "",
-        f"{int((gaps['gap'] > 0).sum())} of {len(gaps)} are positive, mean {gaps['gap'].mean():+.2f}; a sign test on "
+        f"{int((differences > 0).sum())} of {len(gaps)} are positive, mean {differences.mean():+.2f}; a sign test on "
         f"{len(gaps)} pairs gives "
         f"p = {2 * 0.5 ** len(gaps):.3f} if the pairs were independent runs. As large as the smallest difference (no spread "
         f"between seeds): {exceed}.",

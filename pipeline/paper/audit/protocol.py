@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.paper.reference import Reference
+from pipeline.results.frames import column, rows_where
 from pipeline.rollout.schedule import Schedule
 
 SHARED_POINTS = 5  # fewer equal points of two curves may be accident
@@ -81,8 +82,8 @@ def score_curves(reference: Reference) -> pd.DataFrame:
         rows.append(
             {
                 "figure": figure, "label": cell["label"], "lag": lag, "table": cell["aime24"], "table_step": cell["best_step"],
-                "maximum": curve.max(), "maximum_step": int(curve.idxmax()), "there": curve.get(cell["best_step"]),
-                "last_step": int(curve.index.max()),
+                "maximum": curve.max(), "maximum_step": int(curve.index[curve.argmax()]), "there": curve.get(cell["best_step"]),
+                "last_step": int(curve.index.to_numpy().max()),
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -102,7 +103,7 @@ def overlaps(reference: Reference) -> list[Overlap]:
     """Pairs of runs of different cells with at least SHARED_POINTS equal points, most first."""
     found = []
     for a, b, joined in _pairs(reference):
-        equal = int((joined["a"] == joined["b"]).sum())
+        equal = int((column(joined, "a") == column(joined, "b")).sum())
         if equal >= SHARED_POINTS:
             found.append(Overlap(a, b, equal, len(joined)))
     return sorted(found, key=lambda pair: -pair.points)
@@ -114,22 +115,22 @@ def closeness(reference: Reference) -> list[Closeness]:
     """
     found = []
     for a, b, joined in _pairs(reference):
-        apart = np.abs(np.log(joined["a"] / joined["b"]))
+        apart = np.abs(np.log(column(joined, "a").to_numpy() / column(joined, "b").to_numpy()))
         if len(joined) >= COMMON_STEPS and apart.any():
-            found.append(Closeness(a, b, float(apart.median()), int((apart < 0.01).sum()), len(joined)))
+            found.append(Closeness(a, b, float(np.median(apart)), int((apart < 0.01).sum()), len(joined)))
     return sorted(found, key=lambda pair: pair.median)
 
 
 def _pairs(reference: Reference) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Every two mismatch runs of different cells at one lag: their names, and both values (a, b) at the common steps."""
-    curves = reference.curves[reference.curves["metric"] == "mismatch"].drop_duplicates(["run", "step"])
+    curves = rows_where(reference.curves, reference.curves["metric"] == "mismatch").drop_duplicates(["run", "step"])
     runs = dict(iter(curves.groupby("run")))
     cells = {run: tuple(frame[["method", "lag"]].iloc[0]) for run, frame in runs.items()}
     for a, b in combinations(runs, 2):
         if cells[a] != cells[b] and cells[a][1] == cells[b][1]:
-            values = [runs[run].set_index("step")["value"].rename(name) for name, run in (("a", a), ("b", b))]
-            names = (f"{_name(reference, *cells[run])} (`{run}`)" for run in (a, b))
-            yield *names, pd.concat(values, axis=1, join="inner")
+            values = [column(runs[run].set_index("step"), "value").rename(name) for name, run in (("a", a), ("b", b))]
+            first, second = (f"{_name(reference, *cells[run])} (`{run}`)" for run in (a, b))
+            yield first, second, pd.concat(values, axis=1, join="inner")
 
 
 def labelled_batches(reference: Reference) -> list[tuple[str, str, int]]:

@@ -68,7 +68,8 @@ def plateau_noise(curve: pd.Series) -> float:
 
     Differences of neighbours leave out any slow trend; at a lag above 1 neighbours can score the same weights.
     """
-    late = curve[curve.index > curve.index.max() / 2].to_numpy()
+    steps = curve.index.to_numpy()
+    late = curve.to_numpy()[steps > steps.max() / 2]
     return float(np.diff(late).std(ddof=1) / np.sqrt(2))
 
 
