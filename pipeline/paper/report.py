@@ -1,7 +1,8 @@
 """The report: one self-contained HTML page (and a Markdown page) of everything a reader of a reproduction looks for.
 
-In: the summary table, diff.json, the figures, and the cells. Out: report.html, which requests nothing from anywhere - styles,
-figures and data stand in it - and report.md. What is missing is listed, never hidden; the page renders from no cells at all.
+In: the summary table, diff.json, the figures, and the cells as collected. Out: report.html, which requests nothing from anywhere -
+styles, figures and data stand in it - and report.md. What is missing is listed, never hidden; the page renders from no cells at
+all.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ReportInputs:
 
 
 def report_stage(results: Results, cells: Path, diff: Path, figures: Path, html: Path, markdown: Path) -> None:
-    """Write the report from cells.parquet, diff.json with diff.md beside it, the folder `figures`, and the cells on disk."""
+    """Write the report from cells.parquet, diff.json with diff.md beside it, the folder `figures`, and the cells."""
     inputs = read_inputs(results, cells, diff, figures)
     shown = page(inputs)
     write_text(html, _template("report.html.j2", autoescape=True).render(shown))
