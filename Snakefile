@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pipeline.artifacts import Cell, Layout
+from pipeline.artifacts import COLLECTED, Cell, Layout
 from pipeline.config import load_settings
 from pipeline.dag import job_resources, refuse_other_presets, refuse_unnamed_preset, write_cell_settings, write_stage_settings
 
@@ -153,7 +153,7 @@ rule collect:
         base=rules.score_base.output,
     output:
         multiext(f"{paths.results}/cells", ".parquet", ".csv"),
-        multiext(f"{paths.collected}/", "facts.json", *(f"{table}.parquet" for table in ["steps", "evaluations", "scores", "base"])),
+        multiext(f"{paths.collected}/", *COLLECTED),
     shell:
         "{pipeline} collect --settings {present}"
 

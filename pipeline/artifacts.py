@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = Path("results/reference")
+COLLECTED = ("facts.json", "steps.parquet", "evaluations.parquet", "scores.parquet", "base.parquet")
 
 
 @dataclass(frozen=True, order=True)
@@ -56,6 +57,7 @@ class Layout:
 
     @property
     def collected(self) -> Path:
+        """The folder of COLLECTED: what rule collect read of the cells, for all later stages."""
         return self.results / "collected"
 
     def cell(self, cell: Cell | str) -> Path:

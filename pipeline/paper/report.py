@@ -261,9 +261,9 @@ def environment_rows(results: Results) -> list[tuple[str, str]]:
     """Hardware, revision and package versions, each value with the number of runs where they differ."""
     values: dict[str, dict[str, int]] = {}
     for run in results.runs.values():
-        facts = {"git revision": run.run.get("git_revision") or "not recorded"}
-        facts |= {f"hardware: {name}": _setting(value) for name, value in (run.run.get("hardware") or {}).items()}
-        facts |= {f"package: {name}": str(value) for name, value in (run.run.get("packages") or {}).items()}
+        facts = {"git revision": run.run.git_revision or "not recorded"}
+        facts |= {f"hardware: {name}": _setting(value) for name, value in (run.run.hardware or {}).items()}
+        facts |= {f"package: {name}": str(value) for name, value in (run.run.packages or {}).items()}
         for name, value in facts.items():
             counts = values.setdefault(name, {})
             counts[value] = counts.get(value, 0) + 1

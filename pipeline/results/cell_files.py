@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,20 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.artifacts import Cell
 from pipeline.results.json_files import read_as
 
-# what the assembly reads; cells may record more
+# what the assembly reads; cells may record more. Of STEPS_OF_SAT and STRICT it reads as not measured what a cell lacks.
 STEP_COLUMNS = (
     *("step", "first_of_batch", "lag_histogram", "reward_mean", "response_length_mean", "truncated_share", "zero_variance_share"),
     *("skipped", "finite", "mismatch", "k1", "clip_share_low", "clip_share_high"),
     *("abs_d_p50", "abs_d_p90", "abs_d_p99", "abs_d_max"),
 )
-EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
-RECORDED_SINCE = (  # read where a cell has them
-    *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),  # of SAT's cells
-    *("correct_strict", "sat_newly_clipped_low", "sat_newly_clipped_high"),
-    *("sat_fixed_clip_share_low", "sat_fixed_clip_share_high"),
+STEPS_OF_SAT = (
+    *("sat_quantile", "sat_gate_share", "sat_min_contraction", "sat_radius_low", "sat_radius_high"),
+    *("sat_newly_clipped_low", "sat_newly_clipped_high", "sat_fixed_clip_share_low", "sat_fixed_clip_share_high"),
 )
+EVALUATION_COLUMNS = ("step", "policy_version", "problem_id", "sample", "correct", "repeated")
+STRICT = ("correct_strict",)
 SCORE_COLUMNS = ("checkpoint", "problem_id", "sample", "correct")
-TEXT_COLUMNS = ("lag_histogram", "problem_id", "checkpoint", "id")
+TEXT_COLUMNS = ("lag_histogram", "problem_id", "checkpoint", "id", "cell")
 COUNTS = ("step", "policy_version", "sample")
 TRUTHS = ("first_of_batch", "skipped", "finite", "correct", "correct_strict", "repeated")
 
@@ -63,6 +63,8 @@ class _Example(_Open):
     answer: str
     outcome: str
     finish_reason: str
+    policy_version: int | None = None
+    policies_differ: bool = False
 
 
 class RunFile(_Open):
@@ -90,18 +92,18 @@ def damaged(path: Path, what: str) -> ValueError:
     return ValueError(f"{path.name}{what}; delete {path} and run snakemake again")
 
 
-def read_run_file(path: Path, cell: Cell) -> Mapping[str, Any]:
-    """run.json of `cell`, as a mapping of what is written there."""
-    run = read_as(RunFile, path, "delete it and run snakemake again")
+def read_run_file(path: Path, cell: Cell) -> RunFile:
+    """run.json of `cell`."""
+    run: RunFile = read_as(RunFile, path, "delete it and run snakemake again")
     if (run.method, run.lag, run.seed) != (cell.method, cell.lag, cell.seed):
         raise damaged(path, f" is of {Cell(run.method, run.lag, run.seed)}")
     if run.steps != run.settings.trainer.steps:
         raise damaged(path, f" counts {run.steps} steps, its settings {run.settings.trainer.steps}")
-    return run.model_dump(exclude_unset=True)
+    return run
 
 
 def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
-    """`columns` of a Parquet file, and those of `optional` that it has; numbers are numbers and texts are texts."""
+    """`columns` and `optional` ones of a Parquet file, each of its `arrow_type`; what it lacks of the latter is without values."""
     if not path.exists():
         raise damaged(path, " is missing beside run.json")
     try:
@@ -118,8 +120,11 @@ def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ())
             raise damaged(path, f": column {field.name} is of type {field.type}")
         if table[field.name].null_count and arrow_type(field.name) != pa.float64():
             raise damaged(path, f": column {field.name} has {table[field.name].null_count} rows without a value")
+    for name in optional:
+        if name not in present:
+            table = table.append_column(name, pa.nulls(len(table), arrow_type(name)))
     try:
-        return table.cast(pa.schema([(name, arrow_type(name)) for name in table.column_names])).to_pandas(use_threads=False)
+        return table.select([*columns, *optional]).cast(arrow_schema([*columns, *optional])).to_pandas(use_threads=False)
     except pa.ArrowException as error:
         raise damaged(path, f" holds what is no number: {' '.join(str(error).split())[:160]}") from error
 
@@ -128,6 +133,10 @@ def arrow_type(column: str) -> pa.DataType:
     """The type of a column that the assembly reads: text, a count, a truth, else a number, NaN where it was not measured."""
     kinds = {TEXT_COLUMNS: pa.string(), COUNTS: pa.int64(), TRUTHS: pa.bool_()}
     return next((kind for names, kind in kinds.items() if column in names), pa.float64())
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([(name, arrow_type(name)) for name in columns])
 
 
 def check_steps(steps: NDArray[np.int64], expected: range, path: Path) -> None:

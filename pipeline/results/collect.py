@@ -11,7 +11,7 @@ nonfinite_steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ from pipeline.evaluation.estimators import (
 )
 from pipeline.evaluation.selection import unbiased_best
 from pipeline.objective.methods import method_of
+from pipeline.results.cell_files import RunFile
 from pipeline.results.collapse import leaves_band
 from pipeline.results.frames import column, rows_where
 from pipeline.results.runs import FinishedRun, Results
 
 TAIL = 0.25
 SPLIT_SEED = 1729
-_NEWLY_CLIPPED = ["sat_newly_clipped_low", "sat_newly_clipped_high"]  # absent from older cells
 
 COLUMNS: dict[str, str] = {
     "method": "str", "label": "str", "lag": "str", "seed": "int64", "status": "str", "reason": "str", "steps": "Int64",
@@ -181,21 +181,21 @@ def _step_summary(run: FinishedRun) -> dict[str, Any]:
         "truncated_share": _finite_mean(column(late, "truncated_share")),
         "zero_variance_share": _finite_mean(column(late, "zero_variance_share")),
         "clip_share": _finite_mean(column(steps, "clip_share_low") + column(steps, "clip_share_high")),
-        "sat_newly_clipped_share": _finite_mean(steps.reindex(columns=_NEWLY_CLIPPED).sum(axis=1, skipna=False)),
-        "sat_gate_share_max": float(column(steps.reindex(columns=["sat_gate_share"]), "sat_gate_share").astype(float).max()),
+        "sat_newly_clipped_share": _finite_mean(column(steps, "sat_newly_clipped_low") + column(steps, "sat_newly_clipped_high")),
+        "sat_gate_share_max": float(column(steps, "sat_gate_share").max()),
     }
 
 
-def _cost_summary(run: Mapping[str, Any]) -> dict[str, Any]:
-    wall = run["wall_s"]
+def _cost_summary(run: RunFile) -> dict[str, Any]:
+    wall = run.wall_s
     return {
         "wall_s": wall.get("total", np.nan),
         **{f"{name}_s": wall.get(name, np.nan) for name in ("wait", "train", "publish", "evaluate")},
-        "cpu_s": run.get("cpu_s", np.nan),
-        "peak_memory_bytes": run.get("peak_memory_bytes"),
-        "resumed": len(run.get("resumed_at", [])),
-        "fingerprint": run["fingerprint"],
-        "git_revision": run.get("git_revision") or "",
+        "cpu_s": run.cpu_s,
+        "peak_memory_bytes": run.peak_memory_bytes,
+        "resumed": len(run.resumed_at),
+        "fingerprint": run.fingerprint,
+        "git_revision": run.git_revision or "",
     }
 
 

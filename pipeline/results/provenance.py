@@ -43,7 +43,7 @@ class _Policy(BaseModel):
 def provenance(results: Results, layout: Layout) -> tuple[dict[str, Any], list[Gap]]:
     """The block "how this was made" as texts, and what of it could not be read."""
     hashes, gaps = _hashes(layout)
-    revisions = Counter(str(run.run.get("git_revision") or "not recorded") for run in results.runs.values())
+    revisions = Counter(str(run.run.git_revision or "not recorded") for run in results.runs.values())
     jobs = dict.fromkeys(("train_cell", "score_cell"), len(results.settings.all_cells()))
     columns = [[name if name not in jobs else f"{name} × {jobs[name]}" for name in column] for column in RULES]
     return {

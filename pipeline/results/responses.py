@@ -19,14 +19,14 @@ def examples(results: Results) -> list[dict[str, Any]]:
     pool = [
         {
             "cell": f"{method_of(cell.method).label}, lag {cell.lag}, seed {cell.seed}",
-            **example,
-            "version": example.get("policy_version"),
+            **example.model_dump(),
+            "version": example.policy_version,
         }
         for cell, run in sorted(results.runs.items())
-        for example in run.run.get("examples", [])
+        for example in run.run.examples
     ]
     pool.sort(key=lambda item: OUTCOME_ORDER.index(item["outcome"]) if item["outcome"] in OUTCOME_ORDER else len(OUTCOME_ORDER))
-    chosen = [item for item in pool if item.get("policies_differ")][: NUM_EXAMPLES // 2]
+    chosen = [item for item in pool if item["policies_differ"]][: NUM_EXAMPLES // 2]
     by_outcome = [list(group) for _, group in groupby(pool, key=lambda item: item["outcome"])]
     for turn in range(NUM_EXAMPLES):
         for group in by_outcome:
@@ -52,7 +52,8 @@ def traces(item: dict[str, Any]) -> list[dict[str, str]]:
 
 def disagreements(results: Results) -> str:
     """On how many graded held-out responses the two policies differ; says so where runs did not record it."""
-    recorded = [run.evaluations for run in results.runs.values() if "correct_strict" in run.evaluations]
+    tables = [run.evaluations for run in results.runs.values()]
+    recorded = [table for table in tables if column(table, "correct_strict").notna().all()]
     rows = [rows_where(table, ~column(table, "repeated").to_numpy(dtype=bool)) for table in recorded]
     total = sum(len(table) for table in rows)
     if total == 0:

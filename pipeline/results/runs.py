@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,9 +22,11 @@ from pipeline.config import Settings, changed_settings
 from pipeline.evaluation.estimators import Interval, avg_at_k, hierarchical_interval
 from pipeline.results.cell_files import (
     EVALUATION_COLUMNS,
-    RECORDED_SINCE,
     SCORE_COLUMNS,
     STEP_COLUMNS,
+    STEPS_OF_SAT,
+    STRICT,
+    RunFile,
     check_shape,
     check_steps,
     read_run_file,
@@ -56,7 +57,7 @@ class FinishedRun:
     """
 
     cell: Cell
-    run: Mapping[str, Any]
+    run: RunFile
     steps: pd.DataFrame
     evaluations: pd.DataFrame
     scores: pd.DataFrame | None
@@ -78,7 +79,7 @@ class FinishedRun:
     def nonfinite_steps(self) -> list[int]:
         """Steps whose loss or gradient was not finite, by run.json and by the rows."""
         flagged = self.steps.loc[~self.steps["finite"].astype(bool), "step"].tolist()
-        return sorted({*map(int, flagged), *map(int, self.run.get("nonfinite_steps", []))})
+        return sorted({*map(int, flagged), *map(int, self.run.nonfinite_steps)})
 
     @cached_property
     def outcomes_by_version(self) -> NDArray[np.bool_]:
@@ -189,12 +190,12 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[FinishedRun
     if not (folder / "run.json").exists():
         raise FileNotFoundError("not started" if not folder.exists() else "no run.json: still training, or interrupted")
     run = read_run_file(folder / "run.json", cell)
-    steps = read_table(paths["steps"], STEP_COLUMNS, RECORDED_SINCE).sort_values("step", ignore_index=True)
-    check_steps(steps["step"].to_numpy(), range(run["steps"]), paths["steps"])
-    evaluations = read_table(paths["evals"], EVALUATION_COLUMNS, RECORDED_SINCE)
-    interval = run["settings"]["evaluation"]["interval"]
+    steps = read_table(paths["steps"], STEP_COLUMNS, STEPS_OF_SAT).sort_values("step", ignore_index=True)
+    check_steps(steps["step"].to_numpy(), range(run.steps), paths["steps"])
+    evaluations = read_table(paths["evals"], EVALUATION_COLUMNS, STRICT)
+    interval = run.settings.evaluation.interval
     points = np.unique(evaluations["step"].to_numpy())
-    check_steps(points, range(interval - 1, run["steps"], interval), paths["evals"])
+    check_steps(points, range(interval - 1, run.steps, interval), paths["evals"])
     check_shape(evaluations, "step", settings.problems.evaluation_count, settings.evaluation.num_samples, paths["evals"])
     gaps = []
     scores = None
@@ -203,7 +204,7 @@ def read_cell(folder: Path, cell: Cell, settings: Settings) -> tuple[FinishedRun
         check_shape(scores, "checkpoint", settings.problems.scoring_count, settings.evaluation.scoring_samples, paths["scores"])
     else:
         gaps.append(Gap(str(cell), "unscored", "no scores.parquet: fresh accuracy of the last and the best checkpoint is missing"))
-    changed = changed_settings(run["settings"], settings.cell(cell))
+    changed = changed_settings(run.settings.model_dump(exclude_unset=True), settings.cell(cell))
     if changed:
         gaps.append(Gap(str(cell), "settings", "made with other settings: " + "; ".join(changed[:4])))
     return FinishedRun(cell, run, steps, evaluations, scores, tokens_by_lag(steps["lag_histogram"].tolist(), paths["steps"])), gaps

@@ -77,8 +77,6 @@ def step_curve(results: Results, method: str, lag: str, quantity: str, *, first_
     """A column of steps.parquet over the run (|.| for k1); None where no seed that was read has it, or nothing is finite."""
     lines = {}
     for run in results.of(method, lag):
-        if quantity not in run.steps:  # older than the column
-            continue
         if first_of_batch:
             line = mismatch_series(run, quantity)
         else:

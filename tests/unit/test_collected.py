@@ -10,23 +10,29 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.artifacts import Cell
+from pipeline.artifacts import COLLECTED, Cell
+from pipeline.cell.step_row import step_columns
 from pipeline.config import load_settings
-from pipeline.results.collected import FILES, read_collected, write_collected
+from pipeline.results.cell_files import STEP_COLUMNS, STEPS_OF_SAT
+from pipeline.results.collected import read_collected, write_collected
 from pipeline.results.runs import Results, read_results
 from tests.unit import synthetic_results as synthetic
 
 FOLDER = Path("collected")
-OLDER, UNSCORED, BROKEN = Cell("sat-gspo-r3", "8", 0), Cell("gspo", "8", 0), Cell("gspo", "1", 0)
+OLDER, UNSCORED = Cell("sat-gspo-r3", "8", 0), Cell("gspo", "8", 0)
+STRICT, BROKEN = Cell("sat-gspo-r3", "1", 0), Cell("gspo", "1", 0)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> synthetic.Run:
-    """Four cells: one of an older version without a column, one unscored with a step that is not finite, one broken, one whole."""
+    """Four cells: without a column of SAT; unscored, with a step that is not finite; broken; with strict verdicts."""
     world = synthetic.World(collapsed={}, nonfinite=[UNSCORED])
     made = synthetic.write_run(tmp_path_factory.mktemp("collected"), world, synthetic.cells(["gspo", "sat-gspo-r3"], ["1", "8"]))
     steps = made.root / made.layout.cell(OLDER) / "steps.parquet"
     pd.read_parquet(steps).drop(columns="sat_newly_clipped_low").to_parquet(steps)
+    evaluations = made.root / made.layout.cell(STRICT) / "evals.parquet"
+    rows = pd.read_parquet(evaluations)
+    rows.assign(correct_strict=rows["correct"]).to_parquet(evaluations)
     (made.root / made.layout.cell(UNSCORED) / "scores.parquet").unlink()
     (made.root / made.layout.cell(BROKEN) / "run.json").write_text("{")
     return made
@@ -55,16 +61,21 @@ def test_everything_that_was_read_comes_back(run, read):
             old, new = getattr(before, name), getattr(after, name)
             assert (old is None) == (new is None) == (name == "scores" and cell == UNSCORED)
             if old is not None:
-                pd.testing.assert_frame_equal(new, old, check_like=True)
+                pd.testing.assert_frame_equal(new, old, check_exact=True)
     assert found.base.keys() == read.base.keys()
     assert all(np.array_equal(found.base[name], read.base[name]) for name in read.base)
 
 
-def test_a_column_that_a_cell_lacks_stays_absent_and_one_without_values_stays(run, read):
+def test_what_a_cell_did_not_record_has_no_values(run, read):
     runs = read_collected(FOLDER, run.settings).runs
-    assert "sat_newly_clipped_low" not in runs[OLDER].steps
-    assert runs[UNSCORED].steps["sat_newly_clipped_low"].isna().all()  # GSPO has the column, and no such clip
+    assert runs[OLDER].steps["sat_newly_clipped_low"].isna().all() and runs[OLDER].steps["sat_quantile"].notna().all()
+    assert {cell for cell, found in runs.items() if found.evaluations["correct_strict"].notna().all()} == {STRICT}
     assert np.isposinf(runs[UNSCORED].steps["mismatch"]).sum() == 1
+
+
+def test_all_that_is_read_is_declared():
+    """A column that no row declares would be without values for ever."""
+    assert {*STEP_COLUMNS, *STEPS_OF_SAT} <= {column.name for column in step_columns()}
 
 
 def test_no_cell_at_all_is_collected_too(run):
@@ -72,7 +83,7 @@ def test_no_cell_at_all_is_collected_too(run):
     assert read_collected(FOLDER, run.settings) == Results(run.settings, {}, {}, ())
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", COLLECTED)
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])], ids=["absent", "cut"])
 def test_a_file_that_is_absent_or_damaged_is_named_with_the_remedy(run, read, name, damage):
     damage(FOLDER / name)

@@ -88,7 +88,7 @@ def test_a_cause_that_was_not_measured_is_left_out(tmp_path):
 
 def test_estimated_time_stands_beside_the_measured_one(run):
     """Plans say 40 to 60 s a cell; how many of the four measured times lie inside is counted from run.json."""
-    walls = [found.run["wall_s"]["total"] for found in read_results(run.layout, run.settings).runs.values()]
+    walls = [found.run.wall_s["total"] for found in read_results(run.layout, run.settings).runs.values()]
     held = sum(40 <= wall <= 60 for wall in walls)
     for name in ("report.html", "report.md"):
         assert (
