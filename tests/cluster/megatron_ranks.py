@@ -3,6 +3,7 @@
 Builds one RankTrainer after another in the same processes, which start slowly, and leaves what rank 0 saw in FOLDER/found.pt.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import dataclasses

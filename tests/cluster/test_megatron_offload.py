@@ -3,6 +3,7 @@
 There is no GPU here. Parameters say that they are on one, streams and events do nothing, and all else is megatron-core's.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,6 @@
 """What the engine sends and starts, held against SGLang's own parser and request classes. No server runs."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import os

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from pipeline.objective.quantile import distributed_staleness_quantile, staleness_quantile
 
@@ -59,7 +60,7 @@ def rank_main(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("quantile")
-    torch.multiprocessing.spawn(rank_main, (str(folder),), nprocs=2)
+    spawn(rank_main, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -87,8 +87,9 @@ def test_shapes_limits_and_finish_reasons(model, tokenizer):
         assert not set(response.response_ids[:-1].tolist()) & set(tokenizer.eos_token_ids)
         assert response.finish_reason == ("stop" if stopped else "length")
         assert stopped or tokens == min(12, 20 - prompt - 1)
-        assert response.routed_experts.shape == (prompt + tokens - 1, 2, 4) and response.routed_experts.dtype == np.uint8
-        assert all(len(set(row)) == 4 for layer in response.routed_experts for row in layer.tolist())
+        routes = response.routed_experts
+        assert routes is not None and routes.shape == (prompt + tokens - 1, 2, 4) and routes.dtype == np.uint8
+        assert all(len(set(row)) == 4 for layer in routes for row in layer.tolist())
         assert (response.policy_version == 7).all() and response.policy_version.dtype == np.int32
         reasons.add(response.finish_reason)
     assert reasons == {"stop", "length"}

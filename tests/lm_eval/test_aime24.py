@@ -1,5 +1,6 @@
 """The task run by lm-eval against a server that speaks SGLang's protocol: on the same responses, the numbers of our evaluation."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json
@@ -13,9 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import numpy as np
 import pytest
+from lm_eval.evaluator import simple_evaluate as evaluate_tasks
 from lm_eval.tasks import TaskManager
 
 from pipeline.artifacts import Cell
@@ -196,7 +197,7 @@ def simple_evaluate(server: Server, problems: Path, limit: int, num_concurrent: 
     manager = TaskManager(
         include_path=str(ROOT / "pipeline/evaluation/lm_eval_tasks"), include_defaults=False, metadata={"problems": str(problems)}
     )
-    return lm_eval.simple_evaluate(
+    return evaluate_tasks(
         "sglang-generate", arguments, tasks=["aime24_avg_at_k"], task_manager=manager, limit=limit, bootstrap_iters=0
     )
 

@@ -21,9 +21,10 @@ from pipeline.objective import loss
 from pipeline.objective.aggregate import token_weights
 from pipeline.objective.methods import METHODS, Method
 from pipeline.objective.part import Statistic
-from pipeline.objective.parts.dppo import Dppo
-from pipeline.objective.parts.sat import Sat
-from pipeline.objective.parts.tis import Tis
+from pipeline.objective.parts.dppo import Dppo, DppoSettings
+from pipeline.objective.parts.ppo import PpoSettings
+from pipeline.objective.parts.sat import Sat, SatSettings
+from pipeline.objective.parts.tis import Tis, TisSettings
 from pipeline.objective.recipe import Recipe
 from pipeline.objective.terms import Tokens
 from pipeline.sections import ObjectiveSettings
@@ -128,7 +129,7 @@ def reference_objective(method: Method, settings: ObjectiveSettings, case: Examp
     """Loss of a step that is one micro-batch, and its gradient with respect to every trainer log-prob."""
     tokens, trainer = case.tokens, case.trainer.tolist()
     log_ratios = reference_log_ratios(method, trainer, tokens)
-    quantile = reference_quantile(log_ratios, settings.sat.quantile_alpha) if method.has(Sat) else 0.0
+    quantile = reference_quantile(log_ratios, settings.section(SatSettings).quantile_alpha) if method.has(Sat) else 0.0
     total, log_ratio_slope, x_slope = 0.0, [0.0] * len(trainer), [0.0] * len(trainer)
     x = _spread_means(
         [a - b for a, b in zip(tokens.reference_logprobs.tolist(), trainer, strict=True)], settings.reference_kl_granularity, tokens
@@ -156,17 +157,18 @@ def _surrogate(
     if method.has(Sat) and quantile > 0.0 and abs(log_ratio) > quantile:
         contraction_low = 1.0 / (1.0 + (max(-log_ratio, 0.0) / quantile) ** 2)
         contraction_high = 1.0 / (1.0 + (max(log_ratio, 0.0) / quantile) ** 2)
-    low, high = 1.0 - settings.ppo.eps_low * contraction_low, 1.0 + settings.ppo.eps_high * contraction_high
+    limits = settings.section(PpoSettings)
+    low, high = 1.0 - limits.eps_low * contraction_low, 1.0 + limits.eps_high * contraction_high
     clipped = min(max(ratio, low), high)
     surrogate = min(ratio * advantage, clipped * advantage)
     slope = ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
     if method.has(Dppo):
         from_rollout = math.exp(trainer[i] - rollout)  # the mask is against mu, whatever the ratio divides by
         outward = (advantage > 0 and from_rollout > 1) or (advantage < 0 and from_rollout < 1)
-        factor = 0.0 if outward and math.exp(rollout) * abs(from_rollout - 1) > settings.dppo.delta else 1.0
+        factor = 0.0 if outward and math.exp(rollout) * abs(from_rollout - 1) > settings.section(DppoSettings).delta else 1.0
     if method.has(Tis):
         proximal = trainer[i] if tokens.proximal_logprobs is None else float(tokens.proximal_logprobs[i])
-        factor *= min(math.exp(proximal - rollout), settings.tis.cap)
+        factor *= min(math.exp(proximal - rollout), settings.section(TisSettings).cap)
     return factor * surrogate, factor * slope
 
 

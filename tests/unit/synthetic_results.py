@@ -18,6 +18,7 @@ import pandas as pd
 from pipeline.artifacts import Cell, Layout, write_json
 from pipeline.config import Settings, fingerprint, load_settings
 from pipeline.results.families import family, has
+from pipeline.results.frames import column
 from pipeline.rollout.schedule import Schedule
 
 OUTCOMES = np.array(["correct", "incorrect", "no_answer"])
@@ -77,8 +78,8 @@ def write_cell(layout: Layout, settings: Settings, cell: Cell, world: World) -> 
     _steps(rng, cell, settings, schedule, ability, onset, bad).to_parquet(folder / "steps.parquet", index=False)
     evaluations = _evaluations(rng, settings, schedule, ability)
     evaluations.to_parquet(folder / "evals.parquet", index=False)
-    first = evaluations[~evaluations["repeated"]].groupby("policy_version")["correct"].mean()
-    versions = {"best": int(first.idxmax()), "last": len(steps)}
+    first = means_by(evaluations[~evaluations["repeated"]], "policy_version", "correct")
+    versions = {"best": int(first.index[first.argmax()]), "last": len(steps)}
     scores = [
         _outcomes(rng, settings.problems.scoring_count, settings.evaluation.scoring_samples, ability[max(version - 1, 0)], "score")
         .assign(policy_version=version)
@@ -267,6 +268,12 @@ def _run(rng: np.random.Generator, cell: Cell, settings: Settings, bad: list[int
         },
         "examples": examples,
     }
+
+
+def means_by(table: pd.DataFrame, key: str, name: str) -> pd.Series:
+    """Means of a column by the values of another, in order of these."""
+    groups = column(table, name).groupby(column(table, key))
+    return pd.Series({value: group.mean() for value, group in groups})
 
 
 def copy_reference(source: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from pipeline.artifacts import Cell
 from pipeline.paper.reference import read_reference
 from pipeline.results.collapse import find_collapse, lasting_fall, leaves_band
 from pipeline.results.collect import COLUMNS, collect_stage, mismatch_series, read_summary, summarise
+from pipeline.results.frames import column, rows_where
 from pipeline.results.runs import read_cell, read_results
 from tests.unit import synthetic_results as synthetic
 
@@ -62,8 +64,8 @@ def table(run) -> pd.DataFrame:
         return summarise(read_results(run.layout, run.settings))
 
 
-def row(table: pd.DataFrame, method: str, lag: str, seed: int) -> pd.Series:
-    return table[(table["method"] == method) & (table["lag"] == lag) & (table["seed"] == seed)].iloc[0]
+def row(table: pd.DataFrame, method: str, lag: str, seed: int) -> dict[str, Any]:
+    return rows_where(table, (table["method"] == method) & (table["lag"] == lag) & (table["seed"] == seed)).iloc[0].to_dict()
 
 
 @pytest.mark.parametrize(
@@ -94,23 +96,23 @@ def test_planted_numbers_come_back(run, table):
     """Best, last, tail mean and mismatch of one run against its own rows."""
     folder = run.layout.cell(Cell("grpo", "8", 0))
     evaluations, steps = pd.read_parquet(folder / "evals.parquet"), pd.read_parquet(folder / "steps.parquet")
-    by_step = evaluations.groupby("step")["correct"].mean()
+    by_step = synthetic.means_by(evaluations, "step", "correct")
     found = row(table, "grpo", "8", 0)
     assert found["best"] == pytest.approx(by_step.max())
     assert found["best_step"] == by_step.idxmax()
     assert found["last"] == pytest.approx(by_step.iloc[-1])
     assert found["best_inflation"] == pytest.approx(found["best"] - found["unbiased_best"]) and found["best_inflation"] > 0
-    assert found["tail_mean"] == pytest.approx(by_step[by_step.index >= 150].mean())
+    assert found["tail_mean"] == pytest.approx(by_step.loc[150:].mean())
     assert found["mismatch"] == pytest.approx(steps["mismatch"].iloc[150:].mean())
     assert found["mismatch_peak"] == pytest.approx(steps["mismatch"].max())
     fresh = pd.read_parquet(folder / "scores.parquet")
-    by_problem = fresh[fresh["checkpoint"] == "last"].groupby("problem_id")["correct"]
-    assert found["fresh_last_se_clustered"] == pytest.approx(by_problem.mean().std() / np.sqrt(120))
-    assert found["fresh_last_se_sampling"] == pytest.approx(np.sqrt((by_problem.var() / 8).sum()) / 120)
+    by_problem = synthetic.means_by(rows_where(fresh, fresh["checkpoint"] == "last"), "problem_id", "correct")
+    assert found["fresh_last_se_clustered"] == pytest.approx(by_problem.std() / np.sqrt(120))
+    assert found["fresh_last_se_sampling"] == pytest.approx(np.sqrt((by_problem * (1 - by_problem) / 7).sum()) / 120)
     assert found["fresh_last_high"] - found["fresh_last_low"] == pytest.approx(
         2 * 1.9801 * found["fresh_last_se_clustered"], rel=1e-3
     )
-    scores = fresh.groupby("checkpoint")["correct"].mean()
+    scores = synthetic.means_by(fresh, "checkpoint", "correct")
     assert (found["fresh_last"], found["fresh_best"]) == pytest.approx((scores["last"], scores["best"]))
 
 
@@ -124,7 +126,7 @@ def test_what_sat_alone_clips_is_averaged_over_the_run_where_it_was_recorded(run
     assert np.isnan(row(table, "grpo", "8", 0)["sat_newly_clipped_share"])
     steps.drop(columns=[*newly, *(name for name in steps if name.startswith("sat_fixed"))]).to_parquet(folder / "steps.parquet")
     older, _ = read_cell(folder, cell, run.settings)
-    assert older.steps[newly].isna().all(axis=None) and older.steps["sat_quantile"].notna().all()
+    assert older.steps[newly].isna().all(axis=None) and not older.steps["sat_quantile"].hasnans
 
 
 def test_collapse_is_found_where_it_was_planted(table):
@@ -172,7 +174,7 @@ def test_the_stage_writes_both_tables_alike(run, tmp_path):
 def test_a_run_without_any_cell_gives_a_table_of_missing_ones(tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = collect_stage(read_results(run.layout, run.settings), Path("cells.parquet"), Path("cells.csv"))
-    assert set(table["status"]) == {"missing"} and table["best"].isna().all()
+    assert set(table["status"]) == {"missing"} and column(table, "best").count() == 0
 
 
 def test_other_settings_are_named(run):

@@ -12,9 +12,10 @@ from pipeline.config import CellSettings, Settings, changed_settings, fingerprin
 from pipeline.dag import write_cell_settings, write_stage_settings
 from pipeline.objective.methods import METHODS, TABLE_1, Method
 from pipeline.objective.parts.cispo import Cispo
-from pipeline.objective.parts.ppo import Ppo
-from pipeline.objective.parts.sat import Sat
-from pipeline.objective.parts.tis import Tis
+from pipeline.objective.parts.dppo import Dppo, DppoSettings
+from pipeline.objective.parts.ppo import Ppo, PpoSettings
+from pipeline.objective.parts.sat import Sat, SatSettings
+from pipeline.objective.parts.tis import Tis, TisSettings
 from pipeline.paper.lags import large_lag
 from pipeline.section import Section, SettingsError
 
@@ -52,7 +53,8 @@ def test_full_is_the_papers_run():
     cell = load_settings(overrides={"preset": "full"}).cell(Cell("sat-gspo-r3", "8", 0))
     assert cell.rollout.group_size * cell.rollout.prompts_per_step == 4096
     assert (cell.trainer.steps, cell.trainer.learning_rate, cell.trainer.beta1, cell.trainer.beta2) == (544, 1e-6, 0.9, 0.98)
-    assert (cell.objective.ppo.eps_low, cell.objective.ppo.eps_high, cell.objective.sat.quantile_alpha) == (0.2, 0.2, 0.9)
+    limits = cell.objective.section(PpoSettings)
+    assert (limits.eps_low, limits.eps_high, cell.objective.section(SatSettings).quantile_alpha) == (0.2, 0.2, 0.9)
     assert (cell.rollout.engine, cell.trainer.engine) == ("sglang", "megatron")
 
 
@@ -172,7 +174,7 @@ def test_settings_files_are_named_by_what_they_compute_and_never_rewritten(tmp_p
     assert added == {"settings/run", "settings/present", "settings/cells/dppo/lag1/seed0", "settings/cells/dppo/lag8/seed0"}
     settings = load_settings(repository / "config.yaml", {"objective": {"dppo": {"delta": 0.15}}})
     cell = read_settings(CellSettings, Path(write_cell_settings(settings, layout, Cell("dppo", "8", 0))))
-    assert cell.objective.dppo.delta == 0.15 and cell.objective.tis is None
+    assert cell.objective.section(DppoSettings).delta == 0.15 and "tis" not in cell.objective.model_dump()
     assert fingerprint(cell) != fingerprint(cell, "other problems")
 
 
@@ -208,9 +210,12 @@ def test_unreadable_settings_files_say_what_to_do(tmp_path):
 def test_a_variant_is_its_method_with_one_setting_changed():
     settings = load_settings(overrides={"ablations": True})
     plain, changed = (settings.cell(Cell(name, "8", 0)) for name in ("sat-grpo", "sat-grpo+eps_high_0.28"))
-    assert changed.objective.ppo.eps_high == 0.28
+    assert changed.objective.section(PpoSettings).eps_high == 0.28
     back = changed.model_copy(
-        update={"method": "sat-grpo", "objective": changed.objective.model_copy(update={"ppo": plain.objective.ppo})}
+        update={
+            "method": "sat-grpo",
+            "objective": changed.objective.model_copy(update={"ppo": plain.objective.section(PpoSettings)}),
+        }
     )
     assert back == plain and fingerprint(plain) == fingerprint(load_settings().cell(Cell("sat-grpo", "8", 0)))
     assert changed.resolved_method().label == "SAT-GRPO, eps high 0.28"
@@ -224,12 +229,12 @@ def test_every_ablation_of_the_paper_s_open_settings_is_there():
     variants = [cell for cell in settings.all_cells() if "+" in cell.method]
     assert len(variants) == 22 and not any("temperature_1.0" in cell.method for cell in variants)
     read = [settings.cell(cell) for cell in settings.all_cells()]
-    assert {c.objective.dppo.delta for c in read if c.objective.dppo} == {1e-3, 0.15}
-    assert {c.objective.tis.cap for c in read if c.objective.tis} == {2.0, 5.0}
-    assert {c.rollout.temperature for c in read} == {0.95, 1.0} and {c.objective.ppo.eps_high for c in read} == {0.2, 0.28}
-    assert {c.objective.sat.quantile_scope for c in read if c.objective.sat} == {"batch", "microbatch"} and {
-        c.lag for c in read
-    } >= {"8", "8-15"}
+    assert {c.objective.section(DppoSettings).delta for c in read if c.resolved_method().has(Dppo)} == {1e-3, 0.15}
+    assert {c.objective.section(TisSettings).cap for c in read if c.resolved_method().has(Tis)} == {2.0, 5.0}
+    assert {c.rollout.temperature for c in read} == {0.95, 1.0}
+    assert {c.objective.section(PpoSettings).eps_high for c in read} == {0.2, 0.28}
+    scopes = {c.objective.section(SatSettings).quantile_scope for c in read if c.resolved_method().has(Sat)}
+    assert scopes == {"batch", "microbatch"} and {c.lag for c in read} >= {"8", "8-15"}
     allowing = {cell.method.partition("+")[0] for cell in variants if "rollout_weights" in cell.method}
     assert allowing == {name for name in TABLE_1 if "tis" not in name}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_standard_error_is_clustered_by_problem():
 def test_t_interval_agrees_with_scipy():
     values = np.array([0.1, 0.4, 0.35, 0.9, 0.2])
     ours = est.t_interval(values)
-    reference = stats.ttest_1samp(values, 0.0)
+    reference: Any = stats.ttest_1samp(values, 0.0)
     low, high = reference.confidence_interval(0.95)
     assert (ours.low, ours.high, ours.p_value) == pytest.approx((low, high, reference.pvalue))
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_threads_share_the_pool() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_daemonic_child_processes_grade_with_workers_of_their_own(method: str) -> None:
     assert grade(*QUESTION, "strict").outcome == "correct"
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     results = context.Queue()
     children = [context.Process(target=_outcome_in_child, args=(results,), daemon=True) for _ in range(2)]
     for child in children:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pipeline.trainer.megatron.scores import Head, response_scores
 
@@ -33,10 +35,10 @@ def test_no_tensor_of_all_logits_exists() -> None:
     states, weight = torch.randn(200, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     sizes: list[int] = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            sizes.extend(value.numel() for value in torch.utils._pytree.tree_leaves(result) if isinstance(value, torch.Tensor))
+            sizes.extend(value.numel() for value in tree_leaves(result) if isinstance(value, torch.Tensor))
             return result
 
     with Watch():

@@ -13,6 +13,7 @@ from pipeline.objective.methods import METHODS, TABLE_1, method_of
 from pipeline.paper.figures import FIGURES
 from pipeline.paper.stages import assemble
 from pipeline.results import families
+from pipeline.results.frames import column, rows_where
 from pipeline.results.style import FAMILY_COLOURS, PATTERNS, looks
 from tests.unit import synthetic_results as synthetic
 
@@ -67,7 +68,8 @@ def test_a_new_method_goes_all_the_way_to_the_report(added, tmp_path, monkeypatc
     for name in NEW:
         drawn = pd.read_csv(folder / "figures" / "figure4.csv").query("source == 'ours' and method == @name")
         steps = pd.read_parquet(f"results/tiny/cells/{name}/lag8/seed0/steps.parquet")
-        assert drawn[drawn["lag"] == 8]["value"].to_numpy() == pytest.approx(steps["mismatch"].to_numpy(), rel=1e-5)
+        values = column(rows_where(drawn, drawn["lag"] == 8), "value").to_numpy()
+        assert values == pytest.approx(steps["mismatch"].to_numpy(), rel=1e-5)
     assert all(Path(folder / "figures" / f"{figure}.png").exists() for figure in FIGURES)
     assert not set(NEW) & {cell["method"] for cell in json.loads((folder / "diff.json").read_text())["cells"]}
     page = (folder / "report.html").read_text(encoding="utf-8")

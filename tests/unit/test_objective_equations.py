@@ -35,8 +35,8 @@ def loss_and_gradient(method: Method, settings: ObjectiveSettings, case: Example
     trainer = case.trainer.clone().requires_grad_()
     of = recipe(method, settings)
     loss, _ = objective(of, trainer, case.entropy, case.tokens, statistics_of(of, [case]))
-    loss.backward()
-    return float(loss.detach()), trainer.grad
+    (gradient,) = torch.autograd.grad(loss, trainer)
+    return float(loss.detach()), gradient
 
 
 @pytest.mark.parametrize("one_step_per_rollout", [True, False])

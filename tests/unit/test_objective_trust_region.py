@@ -36,7 +36,8 @@ def surrogate(d: float, advantage: float, eps_low: float, eps_high: float, quant
 
 
 def contractions(d: float, quantile: float) -> tuple[float, float]:
-    return tuple(sat_contraction(sign * double(d), double(quantile)[0]).item() for sign in (-1.0, 1.0))
+    low, high = (float(sat_contraction(sign * double(d), double(quantile)[0])) for sign in (-1.0, 1.0))
+    return low, high
 
 
 @deterministic

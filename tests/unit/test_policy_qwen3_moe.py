@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_experts_of_another_model_are_refused() -> None:
 def test_replayed_gates_are_the_current_softmax_over_the_replayed_experts() -> None:
     """One token, one layer of experts whose outputs are all alike: the gates then sum to one whatever was chosen."""
     policy = make_policy(num_layers=1)
-    layer = policy.layers[0]
+    layer: Any = policy.layers[0]
     with torch.no_grad():
         layer.gate_up.copy_(layer.gate_up[:1].expand_as(layer.gate_up))
         layer.down.copy_(layer.down[:1].expand_as(layer.down))
@@ -155,22 +156,24 @@ def test_router_keeps_its_gradient_under_replay_and_only_for_replayed_experts() 
     odd = [np.tile(np.array([1, 4, 6], np.uint8), (n - 1, 1, 1)) for n in total_lengths()]
     batch = pack(PROMPTS, RESPONSES, odd)
     policy.response_logprobs(batch, 1.0, batch.routed_experts).logprobs.sum().backward()
-    gradient = policy.layers[0].router.grad.abs().sum(1)
+    layer: Any = policy.layers[0]
+    gradient = layer.router.grad.abs().sum(1)
     assert (gradient[[1, 4, 6]] > 0).all()
     assert not gradient[[0, 2, 3, 5, 7]].any()
 
 
 def test_balance_loss_is_one_for_a_uniform_router_and_num_experts_over_k_for_a_collapsed_one() -> None:
     policy = make_policy(num_layers=1)
+    layer: Any = policy.layers[0]
     uniform, collapsed = RouterTrace(), RouterTrace()
     batch = pack(PROMPTS, RESPONSES)
     with torch.no_grad():
-        policy.layers[0].router.zero_()
+        layer.router.zero_()
         policy(batch, trace=uniform)
         # one direction of the state decides: experts 0-2 always win
-        policy.layers[0].feed_forward_norm.zero_()[0] = 1e4
+        layer.feed_forward_norm.zero_()[0] = 1e4
         policy.embedding[:, 0] = 100.0
-        policy.layers[0].router[:3, 0] = 1.0
+        layer.router[:3, 0] = 1.0
         policy(batch, trace=collapsed)
     assert float(uniform.balance_losses[0]) == pytest.approx(1.0)
     assert float(collapsed.balance_losses[0]) == pytest.approx(8 / 3, rel=1e-4)

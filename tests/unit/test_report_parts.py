@@ -16,6 +16,7 @@ from pipeline.paper.presets import other_presets, side_by_side
 from pipeline.paper.stages import assemble
 from pipeline.results.collect import summarise
 from pipeline.results.decomposition import Level, in_training, read_levels, shares
+from pipeline.results.frames import mean_of, rows_where
 from pipeline.results.responses import disagreements, traces
 from pipeline.results.runs import read_results
 from tests.unit import synthetic_results as synthetic
@@ -62,7 +63,7 @@ def test_mismatch_is_split_by_cause(run):
     ]  # fmt: skip
     assert found[1].se == pytest.approx(2**0.5 * 1e-4)
     cells = summarise(read_results(run.layout, run.settings))
-    level = cells[(cells["method"] == "grpo") & (cells["lag"] == "8")]["mismatch"].iloc[0]
+    level = mean_of(rows_where(cells, (cells["method"] == "grpo") & (cells["lag"] == "8")), "mismatch")
     assert f"lag 8, in training: {level - 0.003:+.3g}, one seed (GRPO − equal weights)" in page(run, "report.md")
     for name in ("report.html", "report.md"):
         assert "eight steps apart − equal weights" in page(run, name)

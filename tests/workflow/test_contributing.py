@@ -37,10 +37,17 @@ def three_steps(folder: Path) -> None:
     insert(folder / "config.yaml", "  # a section for each part that methods are made of;", SETTINGS)
 
 
+class Contributed(Workflow):
+    """A workflow with the options that run the method's cells, and what they planned first."""
+
+    config: tuple[str, ...]
+    first_plan: dict[str, int]
+
+
 @pytest.fixture(scope="module")
-def contributed(finished, tmp_path_factory) -> Workflow:
+def contributed(finished, tmp_path_factory) -> Contributed:
     """A finished workflow whose copy of the repository has the method, and what its command then planned and did."""
-    workflow = Workflow(tmp_path_factory.mktemp("contributed"), {})
+    workflow = Contributed(tmp_path_factory.mktemp("contributed"), {})
     shutil.rmtree(workflow.folder)
     shutil.copytree(finished.folder, workflow.folder, symlinks=True, ignore=shutil.ignore_patterns(".snakemake"))
     (workflow.folder / "pipeline").unlink()
@@ -49,7 +56,7 @@ def contributed(finished, tmp_path_factory) -> Workflow:
     group = yaml.safe_load(GROUP[1])
     assert group["uncorrected"]["methods"] == ["grpo-uncorrected", NAME]
     group["uncorrected"] |= {"methods": [NAME], "lags": ["1"]}  # one cell is enough here
-    workflow.config = ["--config", f"cells={json.dumps(group)}"]
+    workflow.config = ("--config", f"cells={json.dumps(group)}")
     workflow.first_plan = workflow.planned(*workflow.config)
     workflow.snakemake(*workflow.config)
     return workflow
