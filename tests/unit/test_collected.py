@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.artifacts import COLLECTED, Cell
-from pipeline.cell.step_row import step_columns
+from pipeline.cell.step_row import SampleColumns, StepRow
 from pipeline.config import load_settings
-from pipeline.results.cell_files import STEP_COLUMNS, STEPS_OF_SAT
-from pipeline.results.collected import read_collected, write_collected
+from pipeline.evaluation.rows import EvalRow, SampleRow, ScoreRow
+from pipeline.objective.step_columns import objective_columns
+from pipeline.results.cell_files import arrow_type
+from pipeline.results.collected import COLUMNS, read_collected, write_collected
 from pipeline.results.frames import column
 from pipeline.results.runs import Results, read_results
+from pipeline.trainer.update import Update
 from tests.unit import synthetic_results as synthetic
 
 FOLDER = Path("collected")
+KINDS = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), float: pa.float64()}
 OLDER, UNSCORED = Cell("sat-gspo-r3", "8", 0), Cell("gspo", "8", 0)
 STRICT, BROKEN = Cell("sat-gspo-r3", "1", 0), Cell("gspo", "1", 0)
 
@@ -74,9 +80,13 @@ def test_what_a_cell_did_not_record_has_no_values(run, read):
     assert np.isposinf(runs[UNSCORED].steps["mismatch"]).sum() == 1
 
 
-def test_all_that_is_read_is_declared():
+def test_all_that_is_read_is_declared_with_its_type():
     """A column that no row declares would be without values for ever."""
-    assert {*STEP_COLUMNS, *STEPS_OF_SAT} <= {column.name for column in step_columns()}
+    types = {column.name: float for column in objective_columns()}
+    for row in (Update, SampleColumns, StepRow, EvalRow, ScoreRow, SampleRow):
+        types |= get_type_hints(row)
+    names = {name for columns in COLUMNS.values() for name in columns} - {"cell"}
+    assert {name: arrow_type(name) for name in names} == {name: KINDS[types[name]] for name in names}
 
 
 def test_no_cell_at_all_is_collected_too(run):
