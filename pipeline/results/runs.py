@@ -79,7 +79,7 @@ class FinishedRun:
     def nonfinite_steps(self) -> list[int]:
         """Steps whose loss or gradient was not finite, by run.json and by the rows."""
         flagged = self.steps.loc[~self.steps["finite"].astype(bool), "step"].tolist()
-        return sorted({*map(int, flagged), *map(int, self.run.nonfinite_steps)})
+        return sorted({*map(int, flagged), *self.run.nonfinite_steps})
 
     @cached_property
     def outcomes_by_version(self) -> NDArray[np.bool_]:
